@@ -1,0 +1,30 @@
+"""Configuration of this floor: `[analyze]`, `[forecast]`."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from collector.settings import Section
+
+
+class AnalyzeSettings(Section):
+    """Table `[analyze]`: thresholds of the detectors; each code's page says what they do."""
+
+    window: str = Field("2d", description="window that is analysed, such as 6h or 2d")
+    select: tuple[str, ...] = Field((), description="codes or prefixes to run (TT1, TT301); empty: all")
+    ignore: tuple[str, ...] = Field((), description="codes or prefixes to leave out")
+    coverage_floor: float = Field(0.5, ge=0, le=1, description="coverage below which no verdict is given")
+    fdr: float = Field(0.05, gt=0, lt=1, description="false-discovery rate over all tested pairs of the fleet")
+    contention_effect_floor: float = Field(0.02, ge=0, description="smallest slow-down that is reported, as a ratio")
+    idle_activity: float = Field(0.01, ge=0, le=1, description="activity below which a slice is idle")
+    idle_minutes: float = Field(60.0, gt=0, description="idle for so long while held: TT301, in minutes")
+    over_provisioned_share: float = Field(0.5, gt=0, lt=1, description="peak use of a quota below which TT311 speaks")
+
+
+class ForecastSettings(Section):
+    """Table `[forecast]`."""
+
+    step_minutes: float = Field(5.0, gt=0, description="grid of the history, in minutes")
+    history_days: float = Field(28.0, gt=0, description="how far back the models learn, in days")
+    quantiles: tuple[float, ...] = Field((0.1, 0.5, 0.9, 0.975), description="quantiles that are forecast")
+    horizons: tuple[str, ...] = Field(("1h", "6h", "24h"), description="horizons that are forecast")

@@ -1,0 +1,80 @@
+"""Configuration of this floor: `cluster`, `[[source]]`, `[[mapping]]`, `[store]`, `[influx]`, `[[tenant]]`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+
+class Section(BaseModel):
+    """Base of every table: unknown keys are errors, values are frozen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ClusterSettings(Section):
+    """Table `[cluster]`."""
+
+    name: str = Field("default", min_length=1, description="name of the cluster; part of every row's identity")
+    interval_seconds: float = Field(60.0, ge=1, description="one collection cycle, in seconds; rows stand on this grid")
+
+
+class TargetSettings(Section):
+    """One exporter to scrape, with the labels that service discovery would have added."""
+
+    url: str = Field(description="address of the exporter, such as http://node1:9400/metrics")
+    node: str = Field("", description="node that it speaks of; empty: taken from its labels or its host name")
+    labels: dict[str, str] = Field(default_factory=dict, description="added to each sample: namespace, pod, container")
+
+
+class SourceSettings(Section):
+    """One `[[source]]` table."""
+
+    kind: str = Field("scrape", description="plug-in name: scrape, prometheus, or one found by entry point")
+    name: str = Field("", description="a name for logs and doctor; the kind when empty")
+    targets: tuple[str, ...] = Field(
+        (), description="scrape: addresses of exporters, such as http://node1:9400/metrics"
+    )
+    url: str = Field("", description="prometheus: base address of the server")
+    timeout_seconds: float = Field(10.0, gt=0, description="limit for one request, in seconds")
+    bearer_token: SecretStr | None = Field(None, description="sent as Authorization: Bearer; set it by environment")
+
+
+class MappingSettings(Section):
+    """One `[[mapping]]` table: a metric of your own to a field of the schema."""
+
+    metric: str = Field(description="the exporter's metric name")
+    measurement: Literal["gpu", "slice"] = Field(description="gpu or slice")
+    field: str = Field(description="field of the schema")
+    scale: float = Field(1.0, description="factor to the base unit")
+    counter: bool = Field(False, description="true for a monotonic counter: its growth is stored")
+
+
+class StoreSettings(Section):
+    """Table `[store]`: the embedded store."""
+
+    path: Path = Field(Path("var/store"), description="folder of the embedded store; must be on a local disk")
+    synchronous: Literal["NORMAL", "FULL"] = Field("NORMAL", description="FULL: an fsync a commit")
+    seal_rows: int = Field(200_000, ge=1000, description="seal a measurement after so many unsealed rows")
+    seal_seconds: float = Field(900.0, gt=0, description="seal at the latest after so much real time, in seconds")
+    raw_days: float = Field(7.0, gt=0, description="keep raw rows, in days")
+    minute_days: float = Field(90.0, gt=0, description="keep 1-min rows, in days")
+    hour_days: float = Field(730.0, gt=0, description="keep 1-h rows, in days")
+
+
+class InfluxSettings(Section):
+    """Table `[influx]`: the store of record; not used while `url` is empty."""
+
+    url: str = Field("", description="base address; empty: the embedded store alone")
+    org: str = Field("", description="organisation (2.x); `-` on 1.8")
+    bucket: str = Field("trimtab", description="bucket, or database/retention-policy on 1.8")
+    token: SecretStr | None = Field(None, description="API token; user:password on 1.8; set it by environment")
+
+
+class TenantSettings(Section):
+    """One `[[tenant]]` table: which namespaces belong to one payer."""
+
+    name: str = Field(description="name of the tenant")
+    namespaces: tuple[str, ...] = Field((), description="globs on the namespace")
