@@ -1,0 +1,211 @@
+"""The planner: reserves, shares, queues, memory and the fast path, on small worlds with known answers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuner.model import Knob, KnobEffect, Target
+from tuner.planner import CardView, PlannerInput, QueueView, SliceView, make_plan, plan_fast
+from tuner.planner.reserve import reserve_share, utilisation_limit
+from tuner.settings import TunerSettings
+
+NOW = datetime(2026, 1, 6, 1, 0, tzinfo=UTC)
+GIB = 2.0**30
+SETTINGS = TunerSettings()
+RESTART = Knob(
+    "sm_quota_ratio", "slice", "vgpu", "ratio", 0.05, 0.05, 1.0, KnobEffect.NEEDS_RESTART, restart_seconds=180.0
+)
+NEW_ONLY = Knob("sm_quota_ratio", "slice", "mps", "ratio", 0.01, 0.01, 1.0, KnobEffect.NEW_WORK_ONLY)
+MEMORY = Knob("memory_quota_bytes", "slice", "vgpu", "bytes", GIB, GIB, 80 * GIB, KnobEffect.LIVE)
+QUEUE = Knob("quota_gpu_count", "queue", None, "cards", 1.0, 0.0, 64.0, KnobEffect.LIVE, can_evict=True)
+KNOBS = (RESTART, NEW_ONLY, MEMORY, QUEUE)
+
+
+def slice_view(name: str, service_class: str = "online", **rest: object) -> SliceView:
+    base: dict[str, object] = {
+        "target": Target("slice", "c", "n", "GPU-1", name),
+        "kind": "vgpu",
+        "tenant": "t",
+        "workload": name,
+        "service_class": service_class,
+        "protected": False,
+        "floor": 0.0,
+        "weight": 1.0,
+        "quota": 0.5,
+        "effective": 0.5,
+        "used": 0.1,
+        "need_lead": 0.1,
+        "need_hold": 0.1,
+        "utilisation_limit": 0.6,
+        "kept": math.nan,
+        "objective_share": 0.999,
+        "memory_quota_bytes": 8 * GIB,
+        "memory_peak_bytes": 4 * GIB,
+        "memory_need_bytes": math.nan,
+        "coverage": 1.0,
+        "age_seconds": 0.0,
+        "history_seconds": 86_400.0,
+    }
+    return SliceView(**{**base, **rest})  # type: ignore[arg-type]
+
+
+def card(*slices: SliceView, sharing: str = "vgpu", memory: float = 48 * GIB) -> CardView:
+    return CardView("c", "n", "GPU-1", sharing, memory, slices)
+
+
+def world(*cards: CardView, queues: tuple[QueueView, ...] = ()) -> PlannerInput:
+    return PlannerInput(NOW, NOW, cards, queues, KNOBS)
+
+
+def test_reserve_is_the_need_with_margin_over_the_utilisation_limit() -> None:
+    view = slice_view("a", need_lead=0.2, need_hold=0.24, used=0.05)
+    assert reserve_share(view, SETTINGS, hold=False) == pytest.approx(0.2 * 1.15 / 0.6)
+    assert reserve_share(view, SETTINGS, hold=True) == pytest.approx(0.24 * 1.15 / 0.6)
+
+
+def test_reserve_is_widened_while_the_workload_is_young() -> None:
+    young = slice_view("a", need_lead=0.1, history_seconds=21_600.0)
+    assert reserve_share(young, SETTINGS, hold=False) == pytest.approx(0.1 * 1.15 * 1.375 / 0.6)
+
+
+@pytest.mark.parametrize("change", [{"protected": True}, {"need_lead": math.nan}, {"used": math.nan}])
+def test_whoever_is_protected_or_unknown_keeps_the_whole_quota(change: dict[str, object]) -> None:
+    assert reserve_share(slice_view("a", **change), SETTINGS, hold=False) == 0.5
+
+
+def test_reserve_never_exceeds_the_quota() -> None:
+    assert reserve_share(slice_view("a", need_lead=0.9), SETTINGS, hold=False) == 0.5
+
+
+def test_utilisation_limit_is_the_first_use_at_which_minutes_are_lost() -> None:
+    used = [0.10] * 20 + [0.25] * 20 + [0.40] * 20
+    kept = [1.0] * 20 + [1.0] * 20 + [0.9] * 20
+    assert utilisation_limit(used, [0.5] * 60, kept, 0.999) == 0.8
+    assert utilisation_limit([0.45] * 20, [0.5] * 20, [1.0] * 20, 0.999) == 0.85
+    assert utilisation_limit([math.nan], [0.5], [1.0], 0.999) == 0.6
+
+
+def test_offline_takes_what_online_will_not_need() -> None:
+    online, offline = slice_view("chat"), slice_view("train", "offline", quota=0.2, effective=0.2, used=0.2)
+    (group,) = make_plan(world(card(online, offline)), SETTINGS).groups
+    (change,) = group.changes
+    assert group.kind == "give"
+    assert (change.before, change.after) == (0.2, 0.8)  # 1 - 0.1 x 1.15 / 0.6 = 0.808, down to the quantum
+    assert group.predicted_gain == pytest.approx(3600 * 0.6)
+
+
+def test_offline_gives_way_before_the_morning() -> None:
+    online = slice_view("chat", need_lead=0.24, need_hold=0.24)
+    offline = slice_view("train", "offline", quota=0.8, effective=0.8)
+    (group,) = make_plan(world(card(online, offline)), SETTINGS).groups
+    assert group.kind == "reserve"
+    assert group.changes[0].after == pytest.approx(0.5)  # 1 - 0.46 = 0.54, down to the quantum
+
+
+def test_between_lead_and_hold_nothing_moves() -> None:
+    online = slice_view("chat", need_lead=0.1, need_hold=0.24)
+    offline = slice_view("train", "offline", quota=0.7, effective=0.7)
+    assert make_plan(world(card(online, offline)), SETTINGS).groups == ()
+
+
+def test_a_restart_must_pay_for_itself() -> None:
+    online = slice_view("chat", need_lead=0.1, need_hold=0.1)
+    offline = slice_view("train", "offline", quota=0.75, effective=0.75)
+    assert make_plan(world(card(online, offline)), SETTINGS).groups == ()  # 5 points x 2 h < 3 x 180 s x 0.75 x ...
+
+
+def test_weights_and_floors_divide_the_rest() -> None:
+    slices = (
+        slice_view("a", "offline", quota=0.1, effective=0.1, weight=3.0),
+        slice_view("b", "offline", quota=0.1, effective=0.1, weight=1.0, floor=0.4),
+    )
+    (group,) = make_plan(world(card(*slices)), SETTINGS).groups
+    assert [c.after for c in group.changes] == pytest.approx([0.6, 0.4])
+
+
+def test_an_aggressor_of_a_pair_is_not_given_more() -> None:
+    online = slice_view("chat", victim_in=("tt101-1",))
+    offline = slice_view("train", "offline", quota=0.2, effective=0.2, suspect_in=("tt101-1",))
+    assert make_plan(world(card(online, offline)), SETTINGS).groups == ()
+
+
+def test_unhealthy_cards_and_kinds_without_a_knob_are_left_alone() -> None:
+    pair = (slice_view("chat"), slice_view("train", "offline", quota=0.2))
+    assert make_plan(world(replace(card(*pair), healthy=False)), SETTINGS).groups == ()
+    assert make_plan(world(card(*pair, sharing="timeslice")), SETTINGS).groups == ()
+
+
+@given(
+    needs=st.lists(st.floats(0.0, 0.5), min_size=1, max_size=4),
+    offline=st.lists(st.tuples(st.floats(0.05, 0.9), st.floats(0.1, 5.0)), min_size=1, max_size=3),
+)
+def test_reserves_and_offline_shares_never_exceed_the_card_after_a_raise(
+    needs: list[float], offline: list[tuple[float, float]]
+) -> None:
+    online = [slice_view(f"o{i}", need_lead=n, need_hold=n, used=n, quota=0.25) for i, n in enumerate(needs)]
+    batch = [slice_view(f"b{i}", "offline", quota=q, effective=q, weight=w) for i, (q, w) in enumerate(offline)]
+    plan = make_plan(world(card(*online, *batch, sharing="mps")), SETTINGS)
+    reserved = sum(reserve_share(s, SETTINGS, hold=True) for s in online)
+    for group in plan.groups:
+        after = {c.target: c.after for c in group.changes}
+        total = sum(after.get(s.target, s.quota) for s in batch)
+        assert total <= max(1.0 - reserved, 0.0) + 0.01 * len(batch) + 1e-9  # each keeps at least one quantum
+
+
+def test_queue_is_raised_to_what_stands_free() -> None:
+    queues = (
+        QueueView(Target("queue", "c", name="default/a"), "a", quota=2, allocated=2, pending=5, free=3, weight=2),
+        QueueView(Target("queue", "c", name="default/b"), "b", quota=2, allocated=1, pending=4, free=3, weight=1),
+    )
+    (group,) = make_plan(world(queues=queues), SETTINGS).groups
+    assert (group.changes[0].target.name, group.changes[0].before, group.changes[0].after) == ("default/a", 2, 5)
+
+
+def test_queue_without_waiting_work_or_with_room_is_left_alone() -> None:
+    target = Target("queue", "c", name="default/a")
+    for queue in (
+        QueueView(target, "a", quota=2, allocated=2, pending=0, free=3),
+        QueueView(target, "a", quota=2, allocated=2, pending=3, free=0),
+        QueueView(target, "a", quota=8, allocated=2, pending=3, free=3),
+        QueueView(target, "a", quota=-1, allocated=2, pending=3, free=3),
+    ):
+        assert make_plan(world(queues=(queue,)), SETTINGS).groups == ()
+
+
+def test_memory_grows_before_it_runs_out_within_what_is_free() -> None:
+    view = slice_view("chat", memory_quota_bytes=8 * GIB, memory_need_bytes=9 * GIB)
+    plan = make_plan(world(card(view, memory=10 * GIB)), SETTINGS)
+    assert [(g.kind, g.changes[0].after) for g in plan.groups] == [("right_size", pytest.approx(9 * GIB))]
+    assert make_plan(world(card(view, memory=8 * GIB)), SETTINGS).groups == ()
+
+
+def test_fast_path_takes_from_offline_neighbours_when_an_objective_is_missed() -> None:
+    online = slice_view("chat", kept=0.98, used=0.45)
+    offline = slice_view("train", "offline", quota=0.5)
+    (group,) = plan_fast(world(card(online, offline)), SETTINGS).groups
+    assert group.fast
+    assert [(c.workload, c.after) for c in group.changes] == [("train", pytest.approx(0.4))]
+    live = replace(RESTART, effect=KnobEffect.LIVE, restart_seconds=0.0)
+    (group,) = plan_fast(replace(world(card(online, offline)), knobs=(live,)), SETTINGS).groups
+    assert [(c.workload, c.after) for c in group.changes] == [
+        ("train", pytest.approx(0.4)),
+        ("chat", pytest.approx(0.6)),
+    ]
+
+
+def test_fast_path_is_silent_while_promises_are_kept_or_nothing_reaches_running_work() -> None:
+    offline = slice_view("train", "offline")
+    assert plan_fast(world(card(slice_view("chat", kept=1.0), offline)), SETTINGS).groups == ()
+    missed = slice_view("chat", kept=0.9)
+    assert plan_fast(world(card(missed, offline, sharing="mps")), SETTINGS).groups == ()
+
+
+def test_the_same_world_gives_the_same_plan() -> None:
+    view = world(card(slice_view("chat"), slice_view("train", "offline", quota=0.2)))
+    assert make_plan(view, SETTINGS) == make_plan(view, SETTINGS)

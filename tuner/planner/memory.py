@@ -1,0 +1,38 @@
+"""Memory quotas: grown before the work runs out; never shrunk below the peak seen plus a margin."""
+
+from __future__ import annotations
+
+import math
+
+from tuner.model import Change, Knob
+from tuner.planner.views import MEMORY_KNOB, CardView, knob_for
+from tuner.settings import TunerSettings
+
+
+def propose_memory(card: CardView, knobs: tuple[Knob, ...], settings: TunerSettings) -> tuple[Change, ...]:
+    """Return increases for slices whose expected use comes within the margin of their memory quota.
+
+    Only what no quota on the card holds is handed out.
+    """
+    knob = knob_for(knobs, MEMORY_KNOB, "slice", card.sharing)
+    if knob is None or math.isnan(card.memory_bytes):
+        return ()
+    free = card.memory_bytes - sum(s.memory_quota_bytes for s in card.slices if not math.isnan(s.memory_quota_bytes))
+    changes: list[Change] = []
+    for view in card.slices:
+        need = max(view.memory_need_bytes, view.memory_peak_bytes)
+        if math.isnan(need) or math.isnan(view.memory_quota_bytes):
+            continue
+        wanted = need * (1.0 + settings.memory_margin)
+        grow = min(wanted - view.memory_quota_bytes, free)
+        if grow < knob.quantum:
+            continue
+        after = knob.quantise(view.memory_quota_bytes + grow - knob.quantum / 2)
+        if after <= view.memory_quota_bytes:
+            continue
+        free -= after - view.memory_quota_bytes
+        reason = f"use is expected to reach {need / 2**30:.1f} GiB of {view.memory_quota_bytes / 2**30:.1f} GiB"
+        changes.append(
+            Change(view.target, MEMORY_KNOB, view.memory_quota_bytes, after, reason, view.tenant, view.workload)
+        )
+    return tuple(changes)

@@ -1,0 +1,66 @@
+"""What online work must be able to take at once: the forecast's upper quantile, turned into a share of the card."""
+
+from __future__ import annotations
+
+import math
+
+from tuner.planner.views import SliceView
+from tuner.settings import TunerSettings
+
+# A workload watched for less than a day has not shown its cycle: its reserve is widened, linearly down to nothing.
+_FULL_CONFIDENCE_SECONDS = 86_400.0
+_WIDEST = 0.5
+_DEFAULT_UTILISATION = 0.6
+MIN_UTILISATION = 0.3
+MAX_UTILISATION = 0.85
+
+
+def utilisation_limit(used: list[float], quota: list[float], kept: list[float], objective_share: float) -> float:
+    """Return how far a service may fill its quota: its own measured latency-against-quota response.
+
+    The highest use of its quota at which it kept its objective in nine of ten minutes, in bins of 5 points; the first
+    bin that fails ends it. Without evidence the default of a queue with bursts is taken.
+
+    Args:
+        used: compute share used, one a minute (NaN absent).
+        quota: compute share granted in the same minutes.
+        kept: share of requests within the objective in the same minutes (NaN without requests).
+        objective_share: the promised share.
+
+    Returns:
+        A ratio between MIN_UTILISATION and MAX_UTILISATION.
+    """
+    bins: dict[int, list[bool]] = {}
+    for share, cap, ratio in zip(used, quota, kept, strict=True):
+        if math.isnan(share) or math.isnan(cap) or math.isnan(ratio) or cap <= 0:
+            continue
+        bins.setdefault(int(min(share / cap, 1.0) * 20), []).append(ratio >= objective_share)
+    proven = 0.0
+    for index in sorted(bins):
+        outcomes = bins[index]
+        if sum(outcomes) < 0.9 * len(outcomes):
+            return min(max(index / 20, MIN_UTILISATION), MAX_UTILISATION)
+        if len(outcomes) >= 3:
+            proven = (index + 1) / 20
+    return min(max(proven, _DEFAULT_UTILISATION), MAX_UTILISATION)
+
+
+def reserve_share(view: SliceView, settings: TunerSettings, *, hold: bool) -> float:
+    """Return the share of the card to keep for an online slice.
+
+    max(use now, forecast) x (1 + margin) x (1 + widening) / utilisation limit, never above its quota. What nobody
+    declared, what is protected and what cannot be forecast keeps its whole quota.
+
+    Args:
+        view: the slice.
+        settings: margin.
+        hold: over the time for which an increase of a neighbour holds (else: over the lead time of a decrease).
+    """
+    quota = 1.0 if math.isnan(view.quota) else view.quota
+    need = view.need_hold if hold else view.need_lead
+    if view.protected or math.isnan(need) or math.isnan(view.used):
+        return quota
+    known = min(view.history_seconds / _FULL_CONFIDENCE_SECONDS, 1.0)
+    widening = 1.0 + _WIDEST * (1.0 - known)
+    share = max(view.used, need) * (1.0 + settings.reserve_margin) * widening / view.utilisation_limit
+    return min(share, quota)
