@@ -22,7 +22,7 @@ class AnalyzeSettings(Section):
 
 
 class ForecastSettings(Section):
-    """Table `[forecast]`."""
+    """Table `[forecast]`: what the models learn from, and how far they look."""
 
     step_minutes: float = Field(5.0, gt=0, description="grid of the history, in minutes")
     history_days: float = Field(28.0, gt=0, description="how far back the models learn, in days")

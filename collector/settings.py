@@ -15,7 +15,7 @@ class Section(BaseModel):
 
 
 class ClusterSettings(Section):
-    """Table `[cluster]`."""
+    """Table `[cluster]`: what is measured, and how often."""
 
     name: str = Field("default", min_length=1, description="name of the cluster; part of every row's identity")
     interval_seconds: float = Field(60.0, ge=1, description="one collection cycle, in seconds; rows stand on this grid")
@@ -30,7 +30,7 @@ class TargetSettings(Section):
 
 
 class SourceSettings(Section):
-    """One `[[source]]` table."""
+    """One `[[source]]` table: exporters to scrape, or a Prometheus to ask."""
 
     kind: str = Field("scrape", description="plug-in name: scrape, prometheus, or one found by entry point")
     name: str = Field("", description="a name for logs and doctor; the kind when empty")

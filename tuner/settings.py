@@ -19,7 +19,7 @@ class StateSettings(Section):
 
 
 class TunerSettings(Section):
-    """Table `[tuner]`."""
+    """Table `[tuner]`: how far the tuner may go, and what holds it back."""
 
     mode: Mode = Field(Mode.RECOMMEND, description="recommend, approve or auto")
     cycle_seconds: float = Field(300.0, gt=0, description="one full cycle, in seconds")
@@ -46,7 +46,7 @@ class TunerSettings(Section):
 
 
 class BackendSettings(Section):
-    """One `[[backend]]` table."""
+    """One `[[backend]]` table: what carries changes out."""
 
     kind: str = Field("dry-run", description="plug-in name of the enforcement backend")
 
@@ -63,7 +63,7 @@ class CalendarSettings(Section):
 
 
 class PriceSettings(Section):
-    """One `[[price]]` table."""
+    """One `[[price]]` table: what a card costs."""
 
     model: str = Field("*", description="glob on the card's model")
     per_gpu_hour: float = Field(gt=0, description="price of one card for one hour")

@@ -1,0 +1,5 @@
+"""The `trimtab` command. `main` is its entry point; each module holds one group of commands."""
+
+from dashboard.cli.main import app, main
+
+__all__ = ["app", "main"]

@@ -1,0 +1,117 @@
+"""What commands print: one JSON document or plain tables on stdout, notes and errors on stderr.
+
+Names come from other people's pods: control characters are replaced and nothing is read as markup.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import orjson
+from rich import box
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from analyzer.findings import plain
+
+Align = Literal["left", "right"]
+
+
+def clean(value: object) -> str:
+    """Return a value as text that a terminal takes literally: no control, direction or surrogate characters."""
+    return "".join("\N{REPLACEMENT CHARACTER}" if _acts(char) else char for char in str(value))
+
+
+def _acts(char: str) -> bool:
+    return unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
+def stdout() -> Console:
+    """Return the console of results: plain and wide when piped, without colour where NO_COLOR says so."""
+    return _console(stderr=False)
+
+
+def stderr() -> Console:
+    """Return the console of notes and errors."""
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool) -> Console:
+    stream = sys.stderr if stderr else sys.stdout
+    terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
+    return Console(file=stream, stderr=stderr, force_terminal=terminal, highlight=False, markup=False, emoji=False)
+
+
+def say(text: str) -> None:
+    """Print a line of result on stdout."""
+    stdout().print(Text(clean(text)), soft_wrap=True)
+
+
+def note(text: str) -> None:
+    """Print a line on stderr, for the person who watches."""
+    stderr().print(Text(clean(text), style="dim"), soft_wrap=True)
+
+
+def error(text: str) -> None:
+    """Print an error as one line on stderr."""
+    stderr().print(Text.assemble(("trimtab: ", "bold red"), " ".join(clean(text).split())), soft_wrap=True)
+
+
+def print_json(document: Any) -> None:
+    """Print one JSON document on stdout; NaN is null, instants are ISO 8601."""
+    text = orjson.dumps(plain(document), option=orjson.OPT_INDENT_2, default=str)
+    sys.stdout.write(text.decode() + "\n")
+
+
+def print_table(
+    columns: Sequence[tuple[str, Align]], rows: Iterable[Sequence[object]], *, title: str = "", empty: str = "nothing"
+) -> None:
+    """Print rows as a table, or `empty` where there are none.
+
+    Args:
+        columns: heading and alignment of each.
+        rows: cells; a rich Text keeps its style, anything else is cleaned text.
+        title: printed above.
+        empty: the line that stands for no rows.
+    """
+    console = stdout()
+    cells = [[cell if isinstance(cell, Text) else Text(clean(cell)) for cell in row] for row in rows]
+    if not cells:
+        say(empty)
+        return
+    if not console.is_terminal:
+        sys.stdout.write(_plain_table(columns, cells, title))
+        return
+    table = Table(
+        title=title or None,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+        header_style="bold",
+    )
+    for heading, align in columns:
+        table.add_column(Text(heading), justify=align, overflow="fold")
+    for row in cells:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _plain_table(columns: Sequence[tuple[str, Align]], rows: Sequence[Sequence[Text]], title: str) -> str:
+    """Lay a table out for a pipe: never wrapped or cut, two spaces between columns."""
+    lines = [[heading for heading, _ in columns], *([cell.plain for cell in row] for row in rows)]
+    widths = [max(cell_len(line[i]) for line in lines) for i in range(len(columns))]
+    out = [title] if title else []
+    for line in lines:
+        padded = [
+            set_cell_size(text, width) if align == "left" else " " * (width - cell_len(text)) + text
+            for text, width, (_, align) in zip(line, widths, columns, strict=True)
+        ]
+        out.append("  ".join(padded).rstrip())
+    return "\n".join(out) + "\n"
