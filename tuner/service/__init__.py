@@ -1,0 +1,1 @@
+"""Service: the loops that join store, detectors, forecaster, planner, guards, journal and backend."""

@@ -1,0 +1,54 @@
+"""Promises of all workloads: configuration joined with the annotations that the collector saw (facts)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import orjson
+import pandas as pd
+
+from collector.declarations import ResolvedWorkload, WorkloadDeclaration, resolve_workload
+from collector.schema import NOBODY, UNKNOWN
+
+_NOBODY = frozenset({"", NOBODY, UNKNOWN})
+_PLAIN_FACTS = ("service_class", "weight", "floor", "protected")
+
+
+def resolve_promises(
+    facts: pd.DataFrame, slices: pd.DataFrame, configured: Sequence[WorkloadDeclaration]
+) -> dict[tuple[str, str], ResolvedWorkload]:
+    """Return (tenant, workload) -> promises for every workload that holds a slice or has an annotation.
+
+    Args:
+        facts: as `Store.facts` returns them; later spans win.
+        slices: rows with `tenant` and `workload`.
+        configured: the `[[workload]]` tables, in order.
+    """
+    annotations: dict[tuple[str, str], dict[str, str]] = {}
+    noted = facts[(facts["kind"] == "workload") & (facts["provenance"] == "declared")].sort_values("from")
+    for subject, name, value in zip(noted["object"], noted["name"], noted["value"], strict=True):
+        tenant, _, workload = str(subject).partition("/")
+        notes = annotations.setdefault((tenant, workload), {})
+        if name in _PLAIN_FACTS:
+            notes[str(name)] = str(value)
+        elif name == "objective":
+            notes |= {f"objective_{key}": str(part) for key, part in orjson.loads(str(value)).items()}
+    seen = slices[["tenant", "workload"]].drop_duplicates()
+    keys = {(str(t), str(w)) for t, w in seen.itertuples(index=False) if w not in _NOBODY}
+    return {
+        (tenant, workload): resolve_workload(tenant, workload, tuple(configured), annotations.get((tenant, workload)))
+        for tenant, workload in sorted(keys | annotations.keys())
+    }
+
+
+def objective_share(promise: ResolvedWorkload | None) -> float:
+    """Return the promised share of requests within the bound; NaN where nothing is promised."""
+    if promise is None or promise.declaration.objective is None:
+        return float("nan")
+    return promise.declaration.objective.share
+
+
+def is_protected(promises: Mapping[tuple[str, str], ResolvedWorkload], tenant: str, workload: str) -> bool:
+    """Say whether nobody promised anything about a workload, or somebody protected it: then it is never lowered."""
+    promise = promises.get((tenant, workload))
+    return promise is None or not promise.declared or promise.declaration.protected
