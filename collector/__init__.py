@@ -7,7 +7,7 @@ their holders, and written to the store. Nothing here judges: absent stays absen
 from collector.batch import Batch, Event, Fact, Reject, Subject
 from collector.clock import Clock, SystemClock, VirtualClock
 from collector.errors import ConfigurationError, InputRejectedError, TrimtabError, UnreachableError
-from collector.protocols import Source, Store
+from collector.protocols import Source, Store, StoreReader
 from collector.window import Window
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Reject",
     "Source",
     "Store",
+    "StoreReader",
     "Subject",
     "SystemClock",
     "TrimtabError",

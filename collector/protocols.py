@@ -46,17 +46,13 @@ class Source(Protocol):
         ...
 
 
-class Store(Protocol):
-    """Where rows are kept. Every implementation passes `collector.conformance.StoreConformance`.
+class StoreReader(Protocol):
+    """The reading half of a store; passes `collector.conformance.StoreReaderConformance`.
 
     A frame that comes back has `time` (datetime64[ms, UTC]), the tags as text, the asked fields as float64 with NaN for
     absent, sorted by key then time. Windows are [start, end); buckets of `every` are aligned to the epoch and labelled
     with their start. Duplicates (same key and time) merge field by field, last write wins, NaN overwrites nothing.
     """
-
-    def write(self, batch: Batch) -> None:
-        """Keep a batch, all or nothing, before returning."""
-        ...
 
     def read(
         self,
@@ -116,14 +112,22 @@ class Store(Protocol):
         """Return [oldest row, newest row + 1 ms), or None when there is no row."""
         ...
 
+    def close(self) -> None:
+        """Release files and threads; nothing that was written is lost."""
+        ...
+
+
+class Store(StoreReader, Protocol):
+    """Where rows are kept. Every implementation passes `collector.conformance.StoreConformance`."""
+
+    def write(self, batch: Batch) -> None:
+        """Keep a batch, all or nothing, before returning."""
+        ...
+
     def delete(self, measurement: str, window: Window, where: Where | None = None) -> int:
         """Delete rows; return how many went."""
         ...
 
     def retain(self, now: datetime) -> int:
         """Drop what is older than the tiers' retention; return how many rows went."""
-        ...
-
-    def close(self) -> None:
-        """Release files and threads; nothing that was written is lost."""
         ...

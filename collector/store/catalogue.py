@@ -1,0 +1,224 @@
+"""The store's SQLite file: log of unsealed rows (`hot`), catalogue of sealed files (`seg`), facts, events, rejects.
+
+Times are int64 milliseconds since the epoch, both bounds of a range inclusive. `seq` numbers rows in the order of their
+commits over all measurements; a shipper's cursor is such a number.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sqlite3
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from collector.errors import ConfigurationError, UnreachableError
+
+FORMAT = 1
+BUSY_TIMEOUT_MS = 30_000
+LOCK_LEASE_MS = 600_000
+
+_SCHEMA = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE hot (
+  seq_min INTEGER PRIMARY KEY, seq_max INTEGER NOT NULL, measurement TEXT NOT NULL,
+  t_min INTEGER NOT NULL, t_max INTEGER NOT NULL, rows INTEGER NOT NULL, distinct_rows INTEGER NOT NULL,
+  written_at INTEGER NOT NULL, payload BLOB NOT NULL);
+CREATE INDEX hot_by_time ON hot (measurement, t_max, t_min, seq_min, seq_max, rows, distinct_rows, written_at);
+CREATE TABLE seg (
+  id INTEGER PRIMARY KEY, measurement TEXT NOT NULL, tier TEXT NOT NULL, path TEXT NOT NULL UNIQUE,
+  t_min INTEGER NOT NULL, t_max INTEGER NOT NULL, rows INTEGER NOT NULL,
+  seq_min INTEGER NOT NULL, seq_max INTEGER NOT NULL, exponents TEXT NOT NULL, source INTEGER,
+  state TEXT NOT NULL DEFAULT 'live', deleted_at INTEGER);
+CREATE INDEX seg_by_time ON seg (measurement, tier, state, t_min);
+CREATE TABLE cursor (name TEXT PRIMARY KEY, seq INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE lock (name TEXT PRIMARY KEY, owner TEXT NOT NULL, pid INTEGER NOT NULL, until INTEGER NOT NULL)
+  WITHOUT ROWID;
+CREATE TABLE fact (
+  id INTEGER PRIMARY KEY, kind TEXT NOT NULL, cluster TEXT NOT NULL, node TEXT NOT NULL, gpu TEXT NOT NULL,
+  slice TEXT NOT NULL, object TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL,
+  t_from INTEGER NOT NULL, t_to INTEGER, provenance TEXT NOT NULL);
+CREATE UNIQUE INDEX fact_by_subject ON fact (kind, cluster, node, gpu, slice, object, name, t_from);
+CREATE INDEX fact_open ON fact (name, t_to);
+CREATE TABLE event (
+  time INTEGER NOT NULL, kind TEXT NOT NULL, cluster TEXT NOT NULL, node TEXT NOT NULL, gpu TEXT NOT NULL,
+  slice TEXT NOT NULL, object TEXT NOT NULL, code TEXT NOT NULL, message TEXT NOT NULL, severity TEXT NOT NULL,
+  PRIMARY KEY (time, kind, cluster, node, gpu, slice, object, code, message)) WITHOUT ROWID;
+CREATE TABLE reject (
+  time INTEGER NOT NULL, kind TEXT NOT NULL, cluster TEXT NOT NULL, node TEXT NOT NULL, gpu TEXT NOT NULL,
+  slice TEXT NOT NULL, object TEXT NOT NULL, field TEXT NOT NULL, reason TEXT NOT NULL, count INTEGER NOT NULL,
+  PRIMARY KEY (time, kind, cluster, node, gpu, slice, object, field, reason)) WITHOUT ROWID;
+"""
+
+# WAL keeps its index in memory shared by the processes of one host: on these it corrupts or blocks.
+_NETWORK_FILE_SYSTEMS = frozenset(
+    "nfs nfs4 cifs smb2 smb3 smbfs afs ceph lustre gpfs beegfs glusterfs orangefs "
+    "fuse.sshfs fuse.glusterfs fuse.ceph fuse.s3fs fuse.rclone".split()
+)
+
+
+def to_ms(instant: datetime) -> int:
+    """Return milliseconds since the epoch of an aware instant."""
+    return round(instant.timestamp() * 1000)
+
+
+def from_ms(milliseconds: int) -> datetime:
+    """Return the aware UTC instant of milliseconds since the epoch."""
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)
+
+
+def file_system(folder: Path, mounts: str) -> str:
+    """Return the type of the file system that holds `folder`, by a table in the form of /proc/mounts ('' unknown)."""
+    best, kind = "", ""
+    for line in mounts.splitlines():
+        parts = line.split()
+        if len(parts) < 3:
+            continue
+        point = parts[1].replace("\\040", " ")
+        inside = folder.is_relative_to(point)
+        if inside and len(point) >= len(best):
+            best, kind = point, parts[2]
+    return kind
+
+
+def refuse_network_file_system(folder: Path, mounts_file: Path = Path("/proc/mounts")) -> None:
+    """Check that the store's folder is on a disk of this host.
+
+    Raises:
+        ConfigurationError: it is on a network file system.
+    """
+    if not mounts_file.exists():
+        return
+    kind = file_system(folder.resolve(), mounts_file.read_text(encoding="utf-8", errors="replace"))
+    if kind in _NETWORK_FILE_SYSTEMS:
+        raise ConfigurationError(
+            f"the embedded store needs a local disk, but {folder} is on {kind}; "
+            "set store.path to a local folder, and configure [influx] to share rows between hosts"
+        )
+
+
+def connect(folder: Path, *, read_only: bool = False, synchronous: str = "NORMAL") -> sqlite3.Connection:
+    """Open (or, unless `read_only`, create) the catalogue in `folder`.
+
+    Raises:
+        ConfigurationError: network file system, or a newer format.
+        UnreachableError: there is no store to read, or it cannot be opened.
+    """
+    file = folder / "store.db"
+    if read_only and not file.exists():
+        raise UnreachableError(
+            f"expected a store in {folder}, found none; run `trimtab collect` or `trimtab import` first, "
+            "or set store.path"
+        )
+    refuse_network_file_system(folder)
+    try:
+        if not read_only:
+            (folder / "sealed").mkdir(parents=True, exist_ok=True)
+        mode = "ro" if read_only else "rwc"
+        db = sqlite3.connect(
+            f"{file.resolve().as_uri()}?mode={mode}",
+            uri=True,
+            isolation_level=None,
+            check_same_thread=False,
+            timeout=BUSY_TIMEOUT_MS / 1000,
+        )
+        if not read_only:
+            db.execute("PRAGMA journal_mode=WAL")
+            db.execute(f"PRAGMA synchronous={synchronous}")
+            _create(db)
+        found = int(db.execute("PRAGMA user_version").fetchone()[0])
+    except (OSError, sqlite3.Error) as error:
+        raise UnreachableError(
+            f"cannot open the store in {folder}: {error}; check the folder and its rights"
+        ) from error
+    if found > FORMAT:
+        db.close()
+        raise ConfigurationError(
+            f"the store in {folder} has format {found}, this version reads up to {FORMAT}; update Trimtab"
+        )
+    return db
+
+
+def _create(db: sqlite3.Connection) -> None:
+    with transaction(db):
+        if int(db.execute("PRAGMA user_version").fetchone()[0]) == 0:
+            for statement in _SCHEMA.split(";"):
+                db.execute(statement)
+            db.execute("INSERT INTO meta VALUES ('next_seq', 1)")
+            db.execute(f"PRAGMA user_version={FORMAT}")
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """Hold the write lock for the block; commit at its end, roll back where it raises."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        db.execute("ROLLBACK")
+        raise
+    db.execute("COMMIT")
+
+
+@contextmanager
+def snapshot(db: sqlite3.Connection) -> Iterator[None]:
+    """See one state of the store for the block; keep it short, since an open snapshot stops WAL checkpoints."""
+    db.execute("BEGIN")
+    try:
+        yield
+    finally:
+        db.execute("COMMIT")
+
+
+def take_seq(db: sqlite3.Connection, count: int) -> int:
+    """Reserve `count` row numbers inside a transaction; return the first."""
+    (after,) = db.execute(
+        "UPDATE meta SET value = value + ? WHERE name = 'next_seq' RETURNING value", (count,)
+    ).fetchone()
+    return int(after) - count
+
+
+def slowest_cursor(db: sqlite3.Connection) -> int | None:
+    """Return the row number up to which every shipper is done; None where nobody ships."""
+    (seq,) = db.execute("SELECT min(seq) FROM cursor").fetchone()
+    return None if seq is None else int(seq)
+
+
+def raw_floor(db: sqlite3.Connection, measurement: str) -> int | None:
+    """Return the instant (ms) before which raw rows were dropped by retention; None: none were."""
+    row = db.execute("SELECT value FROM meta WHERE name = ?", (f"raw_floor/{measurement}",)).fetchone()
+    return None if row is None else int(row[0])
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def take_lock(db: sqlite3.Connection, name: str, now_ms: int) -> str | None:
+    """Take the lock row `name`; return the owner's token, or None where a live process holds it."""
+    owner = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
+    with transaction(db):
+        held = db.execute("SELECT pid, until FROM lock WHERE name = ?", (name,)).fetchone()
+        if held is not None and held[1] > now_ms and _alive(int(held[0])):
+            return None
+        db.execute("REPLACE INTO lock VALUES (?, ?, ?, ?)", (name, owner, os.getpid(), now_ms + LOCK_LEASE_MS))
+    return owner
+
+
+def holds_lock(db: sqlite3.Connection, name: str, owner: str) -> bool:
+    """Say whether `owner` still holds the lock row."""
+    return db.execute("SELECT 1 FROM lock WHERE name = ? AND owner = ?", (name, owner)).fetchone() is not None
+
+
+def drop_lock(db: sqlite3.Connection, name: str, owner: str) -> None:
+    """Give the lock row back."""
+    db.execute("DELETE FROM lock WHERE name = ? AND owner = ?", (name, owner))

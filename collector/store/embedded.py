@@ -1,0 +1,245 @@
+"""The embedded store: SQLite as log and catalogue, sealed Parquet, DuckDB to read."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import duckdb
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from collector.batch import Batch
+from collector.clock import Clock, SystemClock
+from collector.errors import ConfigurationError, UnreachableError
+from collector.protocols import Aggregate, Where
+from collector.schema import MEASUREMENTS, Measurement
+from collector.settings import StoreSettings
+from collector.store import catalogue, query, spans
+from collector.store.engine import Engine
+from collector.store.hot import Blob, DecodedCache, conform, count_distinct, decode, encode, gather, measurement_of
+from collector.store.query import RAW, Request, Segment
+from collector.window import Window
+
+_ATTEMPTS = 3  # a file can go between the snapshot and the scan only if a reader sleeps for the whole grace
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    blobs: list[Blob]
+    tables: list[pa.Table]
+    segments: list[Segment]
+    raw_floor: int | None
+
+
+class EmbeddedStore:
+    """The store of one host. One process writes by design; others may append, and any number may read.
+
+    Args:
+        settings: table `[store]`.
+        clock: real time, for the age of unsealed rows and the grace before a file goes; virtual only in tests.
+        read_only: open what is there, for reading.
+
+    Raises:
+        ConfigurationError: the folder is on a network file system, or was written by a newer version.
+        UnreachableError: there is nothing to read, or the folder cannot be written.
+    """
+
+    def __init__(self, settings: StoreSettings, *, clock: Clock | None = None, read_only: bool = False) -> None:
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._read_only = read_only
+        self._folder = settings.path.resolve()
+        self._writer = None if read_only else self._connect()
+        self._reader = self._connect()
+        self._facts = None if self._writer is None else spans.FactWriter(self._writer)
+        self._write_lock = threading.Lock()
+        self._read_lock = threading.Lock()
+        self._cache = DecodedCache()
+        self._engine = Engine()
+
+    def _connect(self) -> sqlite3.Connection:
+        return catalogue.connect(self._folder, read_only=self._read_only, synchronous=self._settings.synchronous)
+
+    def write(self, batch: Batch) -> None:
+        """Keep a batch, all or nothing, before returning.
+
+        Raises:
+            ConfigurationError: simulated rows in a store of real ones or the reverse, or the store is read only.
+            KeyError: unknown measurement.
+            ValueError: rows that the schema does not allow.
+        """
+        if self._writer is None or self._facts is None:
+            raise ConfigurationError(f"the store in {self._folder} was opened for reading; open it without read_only")
+        tables = {name: conform(name, table) for name, table in batch.rows.items() if table.num_rows}
+        encoded = {name: (_describe(name, table), encode(table)) for name, table in tables.items()}
+        clusters = {c for table in tables.values() for c in pc.unique(table.column("cluster")).to_pylist()}
+        now = catalogue.to_ms(self._clock.now())
+        starts: dict[str, int] = {}
+        with self._write_lock:
+            try:
+                with catalogue.transaction(self._writer):
+                    spans.check_simulated(self._writer, clusters, batch.facts)
+                    for name, (described, payload) in encoded.items():
+                        rows = tables[name].num_rows
+                        starts[name] = first = catalogue.take_seq(self._writer, rows)
+                        self._writer.execute(
+                            "INSERT INTO hot VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                            (first, first + rows - 1, name, *described[:2], rows, described[2], now, payload),
+                        )
+                    self._facts.apply(batch.facts)
+                    spans.write_events(self._writer, batch.events)
+                    spans.write_rejects(self._writer, batch.rejects)
+            except BaseException:
+                self._facts.forget()
+                raise
+        with self._read_lock:
+            for name, first in starts.items():
+                self._cache.put(first, tables[name])
+
+    def read(
+        self,
+        measurement: str,
+        window: Window,
+        *,
+        fields: Sequence[str] | None = None,
+        where: Where | None = None,
+        by: Sequence[str] | None = None,
+        every: timedelta | None = None,
+        aggregate: Aggregate | Mapping[str, Aggregate] = "mean",
+    ) -> pd.DataFrame:
+        """Return rows or aggregates; see `Store.read`."""
+        return self._answer(query.make_request(measurement, window, fields, where, by, every, aggregate))
+
+    def latest(
+        self,
+        measurement: str,
+        *,
+        at: datetime,
+        lookback: timedelta,
+        fields: Sequence[str] | None = None,
+        where: Where | None = None,
+    ) -> pd.DataFrame:
+        """Return the newest row of each key in (at - lookback, at]; keys without one are absent."""
+        tick = timedelta(milliseconds=1)
+        rows = self.read(measurement, Window(at - lookback + tick, at + tick), fields=fields, where=where)
+        return rows.drop_duplicates(list(measurement_of(measurement).key), keep="last", ignore_index=True)
+
+    def facts(self, window: Window | None = None, *, names: Sequence[str] | None = None) -> pd.DataFrame:
+        """Return facts valid at some time in `window`; see `Store.facts`."""
+        with self._read_lock:
+            return spans.read_facts(self._reader, window, names)
+
+    def events(self, window: Window) -> pd.DataFrame:
+        """Return events in `window`; see `Store.events`."""
+        with self._read_lock:
+            return spans.read_events(self._reader, window)
+
+    def rejects(self, window: Window) -> pd.DataFrame:
+        """Return rejects in `window`; see `Store.rejects`."""
+        with self._read_lock:
+            return spans.read_rejects(self._reader, window)
+
+    def partitions(self, window: Window) -> list[tuple[str, str]]:
+        """Return the (cluster, node) pairs that have rows in `window`, sorted."""
+        found: set[tuple[str, str]] = set()
+        for spec in MEASUREMENTS.values():
+            if "node" in spec.key:
+                pairs = self.read(spec.name, window, fields=(), by=("cluster", "node"))
+                found.update(zip(pairs["cluster"], pairs["node"], strict=True))
+        return sorted(found)
+
+    def span(self, measurement: str) -> Window | None:
+        """Return [oldest row, newest row + 1 ms), or None when there is no row."""
+        name = measurement_of(measurement).name
+        with self._read_lock:
+            first, last = self._reader.execute(
+                "SELECT min(t_min), max(t_max) FROM (SELECT t_min, t_max FROM hot WHERE measurement = ?"
+                " UNION ALL SELECT t_min, t_max FROM seg WHERE measurement = ? AND state = 'live')",
+                (name, name),
+            ).fetchone()
+        return None if first is None else Window(catalogue.from_ms(first), catalogue.from_ms(last + 1))
+
+    def _answer(self, request: Request) -> pd.DataFrame:
+        for _ in range(_ATTEMPTS):
+            snapshot = self._snapshot(request.spec, request.start, request.end)
+            hot = gather(request.spec, request.fields, snapshot.tables, [b.seq_min for b in snapshot.blobs])
+            statement = _statement(request, snapshot)
+            try:
+                table = self._engine.run(statement, hot)
+            except duckdb.IOException as error:
+                failure = error
+                continue
+            return query.to_frame(table, "t" if request.by is None else "b")
+        raise UnreachableError(
+            f"cannot read the sealed files in {self._folder}: {failure}; restore them from a backup"
+        ) from failure
+
+    def _snapshot(self, spec: Measurement, start: int, end: int) -> _Snapshot:
+        with self._read_lock, catalogue.snapshot(self._reader):
+            blobs = [
+                Blob(*row)
+                for row in self._reader.execute(
+                    "SELECT seq_min, seq_max, t_min, t_max, rows, distinct_rows FROM hot"
+                    " WHERE measurement = ? AND t_max >= ? AND t_min < ? ORDER BY seq_min",
+                    (spec.name, start, end),
+                )
+            ]
+            tables = [self._decoded(blob.seq_min) for blob in blobs]
+            segments = read_segments(self._reader, self._folder, spec.name, start, end)
+            floor = catalogue.raw_floor(self._reader, spec.name)
+        return _Snapshot(blobs, tables, segments, floor)
+
+    def _decoded(self, seq: int) -> pa.Table:
+        table = self._cache.get(seq)
+        if table is None:
+            (payload,) = self._reader.execute("SELECT payload FROM hot WHERE seq_min = ?", (seq,)).fetchone()
+            table = decode(payload)
+            self._cache.put(seq, table)
+        return table
+
+    def close(self) -> None:
+        """Release files and threads; nothing that was written is lost."""
+        self._engine.close()
+        with self._read_lock:
+            self._reader.close()
+        if self._writer is not None:
+            with self._write_lock:
+                self._writer.close()
+
+
+def _describe(measurement: str, table: pa.Table) -> tuple[int, int, int]:
+    bounds = pc.min_max(table.column("time").cast(pa.int64()))
+    distinct = count_distinct(measurement_of(measurement), table)
+    return bounds["min"].as_py(), bounds["max"].as_py(), distinct
+
+
+def read_segments(db: sqlite3.Connection, folder: Path, measurement: str, start: int, end: int) -> list[Segment]:
+    """Return live sealed files of all tiers that may hold rows of [start, end) ms, oldest first."""
+    rows = db.execute(
+        "SELECT id, tier, path, t_min, t_max, rows, seq_min, seq_max, exponents, source FROM seg"
+        " WHERE measurement = ? AND state = 'live' AND t_max >= ? AND t_min < ? ORDER BY t_min, id",
+        (measurement, start, end),
+    )
+    return [Segment(r[0], r[1], folder / r[2], *r[3:8], json.loads(r[8]), r[9]) for r in rows]
+
+
+def _statement(request: Request, snapshot: _Snapshot) -> str:
+    raw = [s for s in snapshot.segments if s.tier == RAW]
+    ranges = [(s.t_min, s.t_max + 1) for s in raw] + [(b.t_min, b.t_max + 1) for b in snapshot.blobs]
+    ranges += [(b.t_min, b.t_max + 1) for b in snapshot.blobs if b.distinct < b.rows]
+    rows = query.merged_rows(
+        request.spec,
+        request.fields,
+        raw,
+        (request.start, request.end),
+        request.where,
+        query.contested(ranges),
+    )
+    return query.select_raw(request, rows) if request.by is None else query.select_aggregate(request, rows)

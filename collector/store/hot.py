@@ -1,0 +1,143 @@
+"""Unsealed rows: one Arrow IPC blob (LZ4) a commit and measurement, and a cache of decoded ones."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from collector.schema import MEASUREMENTS, Measurement
+
+CACHE_BYTES = 128 * 2**20
+_TIME = pa.timestamp("ms", tz="UTC")
+_IPC = pa.ipc.IpcWriteOptions(compression="lz4")
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """What the catalogue knows of one hot row. Times in ms, inclusive; `distinct` is the number of distinct rows."""
+
+    seq_min: int
+    seq_max: int
+    t_min: int
+    t_max: int
+    rows: int
+    distinct: int
+
+
+def measurement_of(name: str) -> Measurement:
+    """Return the declared measurement.
+
+    Raises:
+        KeyError: there is none of that name.
+    """
+    if name not in MEASUREMENTS:
+        raise KeyError(f"expected a measurement out of {', '.join(MEASUREMENTS)}, got {name!r}")
+    return MEASUREMENTS[name]
+
+
+def conform(measurement: str, table: pa.Table) -> pa.Table:
+    """Check rows against the schema; give each column its declared type.
+
+    Raises:
+        KeyError: unknown measurement.
+        ValueError: a column is unknown, a tag or the time is missing or null.
+    """
+    spec = measurement_of(measurement)
+    declared = spec.arrow_schema()
+    wanted = ("time", *spec.tags)
+    unknown = [name for name in table.column_names if name not in declared.names]
+    missing = [name for name in wanted if name not in table.column_names]
+    if unknown or missing:
+        raise ValueError(f"{measurement} rows: columns {missing} are missing, {unknown} are unknown to the schema")
+    target = pa.schema([declared.field(name) for name in table.column_names])
+    if table.schema.types != target.types:
+        table = table.cast(target)
+    for name in wanted:
+        if table.column(name).null_count:
+            raise ValueError(f"{measurement} rows: expected a value of {name!r} in every row, got null")
+    return table
+
+
+def count_distinct(spec: Measurement, table: pa.Table) -> int:
+    """Count distinct (key, time)."""
+    columns = [table.column(tag) for tag in spec.key]
+    times = table.column("time").cast(pa.int64())
+    bounds = pc.min_max(times)
+    if bounds["min"] != bounds["max"]:
+        columns.append(times.cast(pa.string()))
+    joined = columns[0] if len(columns) == 1 else pc.binary_join_element_wise(*columns, "\x1f")
+    return int(pc.count_distinct(joined).as_py())
+
+
+def encode(table: pa.Table) -> bytes:
+    """Return the rows as one Arrow IPC stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=_IPC) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def decode(payload: bytes) -> pa.Table:
+    """Read what `encode` wrote."""
+    with pa.ipc.open_stream(payload) as reader:
+        return reader.read_all()
+
+
+class DecodedCache:
+    """The most recently used decoded blobs, by `seq_min`, up to `CACHE_BYTES`."""
+
+    def __init__(self) -> None:
+        self._tables: OrderedDict[int, pa.Table] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, seq: int) -> pa.Table | None:
+        """Return the blob's rows, if they are here."""
+        table = self._tables.get(seq)
+        if table is not None:
+            self._tables.move_to_end(seq)
+        return table
+
+    def put(self, seq: int, table: pa.Table) -> None:
+        """Remember the blob's rows; forget the ones unused for longest."""
+        if seq in self._tables:
+            return
+        self._tables[seq] = table
+        self._bytes += table.nbytes
+        while self._bytes > CACHE_BYTES and len(self._tables) > 1:
+            _, gone = self._tables.popitem(last=False)
+            self._bytes -= gone.nbytes
+
+    def keep_only(self, live: set[int]) -> None:
+        """Forget blobs that are sealed by now."""
+        for seq in [seq for seq in self._tables if seq not in live]:
+            self._bytes -= self._tables.pop(seq).nbytes
+
+
+def gather(spec: Measurement, fields: Sequence[str], tables: Sequence[pa.Table], seqs: Sequence[int]) -> pa.Table:
+    """Lay blobs under one another as columns `t` (int64 ms), tags, `seq` and `fields` (null for NaN and absent)."""
+    asked = ("time", *spec.tags, *fields)
+    parts = [table.select([name for name in asked if name in table.column_names]) for table in tables]
+    if parts:
+        rows = pa.concat_tables(parts, promote_options="default").combine_chunks()
+        numbers = np.concatenate(
+            [np.arange(seq, seq + table.num_rows, dtype=np.int64) for seq, table in zip(seqs, tables, strict=True)]
+        )
+    else:
+        rows = spec.arrow_schema().empty_table()
+        numbers = np.empty(0, dtype=np.int64)
+    columns: dict[str, pa.Array] = {"t": rows.column("time").cast(pa.int64())}
+    columns |= {tag: rows.column(tag) for tag in spec.tags}
+    columns["seq"] = pa.array(numbers)
+    present = set(rows.column_names)
+    for name in fields:
+        if name in present:
+            # The round trip by numpy turns NaN into null at C speed.
+            columns[name] = pa.array(rows.column(name).to_numpy(), from_pandas=True, type=pa.float64())
+        else:
+            columns[name] = pa.nulls(rows.num_rows, pa.float64())
+    return pa.table(columns)

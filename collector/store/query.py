@@ -1,0 +1,291 @@
+"""From a request to SQL: what is asked, which rows it may need to merge, and the statement for DuckDB.
+
+Rows come as sealed files and as the table `hot` (columns `t`, tags, `seq`, fields; null for absent). Where the time
+ranges of two pieces overlap ("contested"), the same key and time may stand twice; only there rows are merged: each
+field's last value that is not null, tags of the first row.
+"""
+
+# ruff: noqa: S608 - statements are put together from names of the schema and quoted text
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+
+from collector.protocols import Aggregate, Where
+from collector.schema import Kind, Measurement
+from collector.store.catalogue import to_ms
+from collector.store.hot import measurement_of
+from collector.store.sealed import decode_sql
+from collector.window import Window
+
+RAW, MINUTE, HOUR = "raw", "minute", "hour"
+STEP_MS = {MINUTE: 60_000, HOUR: 3_600_000}
+Range = tuple[int, int]  # [start, end) in ms
+
+_PERCENTILE = re.compile(r"^p(\d{1,2}(?:\.\d+)?|100)$")
+_AGGREGATES = ("mean", "min", "max", "sum", "count", "first", "last")
+_FROM_TIERS = frozenset({"mean", "min", "max", "sum", "count"})
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A sealed file as the catalogue knows it. Times in ms, inclusive; exponents as `write_sealed` gave them."""
+
+    id: int
+    tier: str
+    path: Path
+    t_min: int
+    t_max: int
+    rows: int
+    seq_min: int
+    seq_max: int
+    exponents: Mapping[str, int | None]
+    source: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A checked `read`: times in ms, half open; `by` None means raw rows."""
+
+    spec: Measurement
+    start: int
+    end: int
+    fields: tuple[str, ...]
+    where: Mapping[str, tuple[str, ...]]
+    by: tuple[str, ...] | None
+    every: int | None
+    aggregates: Mapping[str, Aggregate]
+
+    @property
+    def from_tiers(self) -> bool:
+        """Whether every aggregate asked for follows from mean, min, max and count."""
+        return self.by is not None and all(a in _FROM_TIERS for a in self.aggregates.values())
+
+
+def make_request(
+    measurement: str,
+    window: Window,
+    fields: Sequence[str] | None,
+    where: Where | None,
+    by: Sequence[str] | None,
+    every: timedelta | None,
+    aggregate: Aggregate | Mapping[str, Aggregate],
+) -> Request:
+    """Check the arguments of `Store.read`.
+
+    One aggregate for all fields leaves percentiles out of averaging: where it is mean or sum, a field of kind quantile
+    is answered by its maximum.
+
+    Raises:
+        KeyError: unknown measurement, field or tag.
+        ValueError: unknown aggregate, a mean or sum of a quantile asked by name, or `every` not in whole ms.
+    """
+    spec = measurement_of(measurement)
+    chosen = spec.field_names if fields is None else tuple(fields)
+    for name in chosen:
+        spec.field(name)
+    for tag in (*(where or {}), *(by or ())):
+        if tag not in spec.tags:
+            raise KeyError(f"measurement {measurement!r} has no tag {tag!r}; it has {', '.join(spec.tags)}")
+    step = None if every is None else round(every / timedelta(milliseconds=1))
+    if step is not None and step <= 0:
+        raise ValueError(f"expected `every` of at least 1 ms, got {every}")
+    grouped = every is not None or by is not None
+    return Request(
+        spec=spec,
+        start=to_ms(window.start),
+        end=to_ms(window.end),
+        fields=chosen,
+        where={tag: (v,) if isinstance(v, str) else tuple(v) for tag, v in (where or {}).items()},
+        by=(spec.key if by is None else tuple(by)) if grouped else None,
+        every=step,
+        aggregates=_check_aggregates(spec, chosen, aggregate) if grouped else {},
+    )
+
+
+def _check_aggregates(
+    spec: Measurement, fields: Sequence[str], aggregate: Aggregate | Mapping[str, Aggregate]
+) -> dict[str, Aggregate]:
+    chosen: dict[str, Aggregate] = {}
+    for name in fields:
+        wanted = aggregate if isinstance(aggregate, str) else aggregate.get(name, "mean")
+        if wanted not in _AGGREGATES and not _PERCENTILE.match(wanted):
+            raise ValueError(f"expected an aggregate out of {', '.join(_AGGREGATES)} or pNN, got {wanted!r}")
+        if spec.field(name).kind is Kind.QUANTILE and wanted in ("mean", "sum"):
+            if not isinstance(aggregate, str) and name in aggregate:
+                raise ValueError(f"percentiles are never averaged: expected max, min or last of {name!r}, got {wanted}")
+            wanted = "max"
+        chosen[name] = wanted
+    return chosen
+
+
+def contested(ranges: Iterable[Range]) -> list[Range]:
+    """Return where at least two of the half-open ranges overlap, merged and in order."""
+    points = sorted(point for start, end in ranges for point in ((start, 1), (end, -1)))
+    found: list[Range] = []
+    depth, opened = 0, 0
+    for at, change in points:
+        before, depth = depth, depth + change
+        if before < 2 <= depth:
+            opened = at
+        elif depth < 2 <= before and at > opened:
+            if found and found[-1][1] == opened:
+                found[-1] = (found[-1][0], at)
+            else:
+                found.append((opened, at))
+    return found
+
+
+def _quote(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
+
+
+def _filter(where: Mapping[str, tuple[str, ...]], tags: Sequence[str]) -> list[str]:
+    return [
+        f'"{tag}" IN ({", ".join(map(_quote, values))})' if values else "false"
+        for tag, values in where.items()
+        if tag in tags
+    ]
+
+
+def _inside(ranges: Sequence[Range]) -> str:
+    return "(" + " OR ".join(f"t >= {start} AND t < {end}" for start, end in ranges) + ")"
+
+
+def scan(
+    segments: Sequence[Segment],
+    spec: Measurement,
+    columns: Sequence[str],
+    span: Range,
+    where: Mapping[str, tuple[str, ...]],
+    *,
+    with_seq: bool = True,
+) -> list[str]:
+    """Return SELECTs over sealed files; files whose asked columns are encoded alike share one."""
+    groups: dict[tuple[object, ...], list[Segment]] = defaultdict(list)
+    for segment in segments:
+        exponents = segment.exponents
+        groups[tuple(exponents[c] if c in exponents else "absent" for c in columns)].append(segment)
+    # Literal microseconds let the reader skip row groups by their statistics.
+    conditions = [
+        f"time >= make_timestamptz({span[0] * 1000})",
+        f"time < make_timestamptz({span[1] * 1000})",
+        *_filter(where, spec.key),
+    ]
+    seq = ", seq" if with_seq else ""
+    selects: list[str] = []
+    for alike in groups.values():
+        files = ", ".join(_quote(str(segment.path)) for segment in alike)
+        decoded = "".join(f", {decode_sql(column, alike[0].exponents)}" for column in columns)
+        selects.append(
+            f"SELECT epoch_ms(time) AS t, {_names(spec.tags)}{seq}{decoded}"
+            f" FROM read_parquet([{files}], union_by_name = true) WHERE {' AND '.join(conditions)}"
+        )
+    return selects
+
+
+def merged_rows(
+    spec: Measurement,
+    fields: Sequence[str],
+    segments: Sequence[Segment],
+    span: Range,
+    where: Mapping[str, tuple[str, ...]],
+    clashes: Sequence[Range],
+) -> str:
+    """Return a SELECT of raw rows (`t`, tags, `seq`, fields) in `span`, each key and time once."""
+    hot = (
+        f"SELECT t, {_names(spec.tags)}, seq{''.join(f', {c}' for c in map(_one, fields))} FROM hot WHERE "
+        + " AND ".join(
+            [f"t >= {span[0]} AND t < {span[1]}", *_filter(where, spec.key)]
+        )
+    )
+    rows = " UNION ALL ".join([*scan(segments, spec, fields, span, where), hot])
+    if not clashes:
+        return _after_merge(rows, spec, where)
+    carried = "".join(f', arg_min("{tag}", seq) AS "{tag}"' for tag in spec.extra_tags)
+    values = "".join(f', arg_max("{name}", seq) AS "{name}"' for name in fields)
+    key = _names(spec.key)
+    merged = (
+        f"SELECT t, {key}{carried}, max(seq) AS seq{values} FROM ({rows}) WHERE {_inside(clashes)} GROUP BY t, {key}"
+    )
+    if clashes[0][0] <= span[0] and clashes[0][1] >= span[1]:
+        return _after_merge(merged, spec, where)
+    return _after_merge(f"SELECT * FROM ({rows}) WHERE NOT {_inside(clashes)} UNION ALL {merged}", spec, where)
+
+
+def _one(name: str) -> str:
+    return f'"{name}"'
+
+
+def _after_merge(rows: str, spec: Measurement, where: Mapping[str, tuple[str, ...]]) -> str:
+    # Tags beside the key are those of the first row, known only after the merge.
+    conditions = _filter(where, spec.extra_tags)
+    return f"SELECT * FROM ({rows}) WHERE {' AND '.join(conditions)}" if conditions else rows
+
+
+def select_raw(request: Request, rows: str) -> str:
+    """Return the statement for raw rows, sorted by key then time."""
+    spec = request.spec
+    return f"SELECT t, {_names((*spec.tags, *request.fields))} FROM ({rows}) ORDER BY {_names(spec.key)}, t"
+
+
+def _bucket(request: Request) -> str:
+    return str(request.start) if request.every is None else f"t // {request.every} * {request.every}"
+
+
+def _grouped(request: Request, values: list[str], rows: str) -> str:
+    by = request.by or ()
+    columns = ", ".join([f"{_bucket(request)} AS b", *map(_one, by), *values])
+    keys = ", ".join(["b", *map(_one, by)])
+    order = ", ".join([*map(_one, by), "b"])
+    return f"SELECT {columns} FROM ({rows}) GROUP BY {keys} ORDER BY {order}"
+
+
+def select_aggregate(request: Request, rows: str) -> str:
+    """Return the statement for aggregates over raw rows."""
+    order = ", ".join(["t", *map(_one, request.spec.key)])
+
+    def value(name: str) -> str:
+        wanted = request.aggregates[name]
+        column = _one(name)
+        if wanted == "mean":
+            return f"favg({column}) AS {column}"
+        if wanted == "sum":
+            return f"fsum({column}) AS {column}"
+        if wanted == "count":
+            return f"count({column})::DOUBLE AS {column}"
+        if wanted in ("first", "last"):
+            return f"{wanted}({column} ORDER BY {order}) FILTER ({column} IS NOT NULL) AS {column}"
+        if wanted in ("min", "max"):
+            return f"{wanted}({column}) AS {column}"
+        return f"quantile_disc({column}, {_rank(wanted)}) AS {column}"
+
+    return _grouped(request, [value(name) for name in request.fields], rows)
+
+
+def _rank(percentile: Aggregate) -> str:
+    match = _PERCENTILE.match(percentile)
+    if match is None:
+        raise ValueError(f"expected a percentile such as p99 or p99.9, got {percentile!r}")
+    whole, _, part = match[1].partition(".")
+    digits = whole.rjust(3, "0") + part
+    return f"{digits[0]}.{digits[1:]}"
+
+
+def to_frame(table: pa.Table, time_column: str) -> pd.DataFrame:
+    """Return DuckDB's answer as a frame: `time` first, text as text, absent as NaN."""
+    times = table.column(time_column).cast(pa.timestamp("ms", tz="UTC"))
+    others = [name for name in table.column_names if name != time_column]
+    return pa.table({"time": times, **{name: table.column(name) for name in others}}).to_pandas()

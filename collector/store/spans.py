@@ -1,0 +1,209 @@
+"""Facts as spans: observations in, `value from .. to` out; and the text tables beside them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+import pandas as pd
+
+from collector.batch import Event, Fact, Reject, Subject
+from collector.errors import ConfigurationError
+from collector.store.catalogue import from_ms, to_ms
+from collector.window import Window
+
+SUBJECT_COLUMNS = ("kind", "cluster", "node", "gpu", "slice", "object")
+FACT_COLUMNS = (*SUBJECT_COLUMNS, "name", "value", "from", "to", "provenance")
+EVENT_COLUMNS = ("time", *SUBJECT_COLUMNS, "code", "severity", "message")
+REJECT_COLUMNS = ("time", *SUBJECT_COLUMNS, "field", "reason", "count")
+
+_Key = tuple[Subject, str]
+_Open = tuple[datetime, str, str]  # from, value, provenance
+_SAME_FACT = "kind=? AND cluster=? AND node=? AND gpu=? AND slice=? AND object=? AND name=?"
+
+
+def _parts(subject: Subject) -> tuple[str, ...]:
+    return (subject.kind, subject.cluster, subject.node, subject.gpu, subject.slice, subject.object)
+
+
+class FactWriter:
+    """Applies observations inside the caller's transaction; remembers open spans, so that a repeat costs nothing."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self._open: dict[_Key, _Open] = {}
+        self._version: int | None = None
+
+    def forget(self) -> None:
+        """Drop what is remembered (after a rollback)."""
+        self._version = None
+
+    def apply(self, facts: Iterable[Fact]) -> None:
+        """Keep the observations; late ones split or extend the spans they fall into."""
+        version = int(self._db.execute("PRAGMA data_version").fetchone()[0])
+        if version != self._version:  # another connection has written since
+            self._open = self._read_open()
+            self._version = version
+        for fact in facts:
+            span = self._open.get((fact.subject, fact.name))
+            if span is not None and span[1] == fact.value and span[0] <= fact.at and (span[2] == fact.provenance):
+                continue
+            self._observe(fact)
+
+    def _read_open(self) -> dict[_Key, _Open]:
+        rows = self._db.execute(
+            "SELECT kind, cluster, node, gpu, slice, object, name, t_from, value, provenance FROM fact"
+            " WHERE t_to IS NULL"
+        )
+        return {(Subject(*row[:6]), row[6]): (from_ms(row[7]), row[8], row[9]) for row in rows}
+
+    def _observe(self, fact: Fact) -> None:
+        who = (*_parts(fact.subject), fact.name)
+        at = to_ms(fact.at)
+        covering = self._db.execute(
+            f"SELECT id, t_from, t_to, value, provenance FROM fact WHERE {_SAME_FACT}"  # noqa: S608 - constant text
+            " AND t_from <= ? AND (t_to IS NULL OR t_to > ?) ORDER BY t_from DESC LIMIT 1",
+            (*who, at, at),
+        ).fetchone()
+        if covering is None:
+            self._observe_outside(fact, who, at)
+        elif (covering[3], covering[4]) != (fact.value, fact.provenance):
+            span_id, t_from, t_to = covering[:3]
+            if t_from == at:
+                self._db.execute("DELETE FROM fact WHERE id = ?", (span_id,))
+            else:
+                self._db.execute("UPDATE fact SET t_to = ? WHERE id = ?", (at, span_id))
+            if t_to is None:
+                self._open.pop((fact.subject, fact.name), None)
+            self._add(fact, who, at, t_to)
+
+    def _observe_outside(self, fact: Fact, who: tuple[str, ...], at: int) -> None:
+        if fact.value is None:
+            return
+        following = self._db.execute(
+            f"SELECT id, t_from, t_to, value, provenance FROM fact WHERE {_SAME_FACT}"  # noqa: S608 - constant text
+            " AND t_from > ? ORDER BY t_from LIMIT 1",
+            (*who, at),
+        ).fetchone()
+        if following is None:
+            self._add(fact, who, at, None)
+        elif (following[3], following[4]) == (fact.value, fact.provenance):
+            self._db.execute("UPDATE fact SET t_from = ? WHERE id = ?", (at, following[0]))
+            if following[2] is None:
+                self._open[fact.subject, fact.name] = (fact.at, following[3], following[4])
+        else:
+            self._add(fact, who, at, following[1])
+
+    def _add(self, fact: Fact, who: tuple[str, ...], t_from: int, t_to: int | None) -> None:
+        if fact.value is None:
+            return
+        self._db.execute(
+            "INSERT INTO fact (kind, cluster, node, gpu, slice, object, name, value, t_from, t_to, provenance)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (*who, fact.value, t_from, t_to, fact.provenance),
+        )
+        if t_to is None:
+            self._open[fact.subject, fact.name] = (fact.at, fact.value, fact.provenance)
+
+
+def check_simulated(db: sqlite3.Connection, clusters: Iterable[str], facts: Iterable[Fact]) -> None:
+    """Refuse to mix simulated and real clusters in one store; to be called before the facts are applied.
+
+    A cluster is simulated where its fact `simulated` is `true`, else real. The first write decides for the store.
+
+    Raises:
+        ConfigurationError: the batch is of the other nature.
+    """
+    said = {f.subject.cluster: f.value == "true" for f in facts if f.name == "simulated"}
+    natures = dict(said)
+    for cluster in clusters:
+        if cluster not in natures:
+            row = db.execute(
+                "SELECT value FROM fact WHERE kind = 'cluster' AND cluster = ? AND name = 'simulated' AND t_to IS NULL",
+                (cluster,),
+            ).fetchone()
+            natures[cluster] = row is not None and row[0] == "true"
+    if not natures:
+        return
+    row = db.execute("SELECT value FROM meta WHERE name = 'simulated'").fetchone()
+    kept = next(iter(natures.values())) if row is None else bool(row[0])
+    for cluster, simulated in natures.items():
+        if simulated != kept:
+            words = ("real", "simulated")
+            raise ConfigurationError(
+                f"this store holds {words[kept]} rows and refuses {words[simulated]} ones (cluster {cluster!r}); "
+                "set store.path to another folder for them"
+            )
+    if row is None:
+        db.execute("INSERT INTO meta VALUES ('simulated', ?)", (int(kept),))
+
+
+def write_events(db: sqlite3.Connection, events: Sequence[Event]) -> None:
+    """Keep events; the same event again changes nothing."""
+    db.executemany(
+        "REPLACE INTO event VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [(to_ms(e.at), *_parts(e.subject), e.code, e.message, str(e.severity)) for e in events],
+    )
+
+
+def write_rejects(db: sqlite3.Connection, rejects: Sequence[Reject]) -> None:
+    """Keep rejects; the same one again replaces its count."""
+    db.executemany(
+        "REPLACE INTO reject VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [(to_ms(r.at), *_parts(r.subject), r.field, r.reason, r.count) for r in rejects],
+    )
+
+
+def text_frame(rows: Sequence[tuple[object, ...]], columns: Sequence[str], times: Sequence[str]) -> pd.DataFrame:
+    """Build a frame from SQLite rows: `times` from milliseconds (None is NaT), `count` as integer, the rest as text."""
+    series: dict[str, pd.Series] = {}
+    for index, name in enumerate(columns):
+        values = [row[index] for row in rows]
+        if name in times:
+            stamps = pd.Series(pd.to_numeric(pd.Series(values, dtype="Int64")))
+            series[name] = pd.to_datetime(stamps, unit="ms", utc=True).astype("datetime64[ms, UTC]")
+        elif name == "count":
+            series[name] = pd.Series(values, dtype="int64")
+        else:
+            series[name] = pd.Series(values, dtype="str")
+    return pd.DataFrame(series, columns=list(columns))
+
+
+def read_facts(db: sqlite3.Connection, window: Window | None, names: Sequence[str] | None) -> pd.DataFrame:
+    """Return facts valid at some time in `window`, sorted by subject, name and start."""
+    conditions: list[str] = []
+    values: list[object] = []
+    if window is not None:
+        conditions.append("t_from < ? AND (t_to IS NULL OR t_to > ?)")
+        values += [to_ms(window.end), to_ms(window.start)]
+    if names is not None:
+        conditions.append(f"name IN ({', '.join('?' * len(names))})")
+        values += names
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    rows = db.execute(
+        "SELECT kind, cluster, node, gpu, slice, object, name, value, t_from, t_to, provenance FROM fact"  # noqa: S608
+        f"{where} ORDER BY kind, cluster, node, gpu, slice, object, name, t_from",
+        values,
+    ).fetchall()
+    return text_frame(rows, FACT_COLUMNS, ("from", "to"))
+
+
+def read_events(db: sqlite3.Connection, window: Window) -> pd.DataFrame:
+    """Return events in `window`, by time."""
+    rows = db.execute(
+        "SELECT time, kind, cluster, node, gpu, slice, object, code, severity, message FROM event"
+        " WHERE time >= ? AND time < ? ORDER BY time, kind, cluster, node, gpu, slice, object, code, message",
+        (to_ms(window.start), to_ms(window.end)),
+    ).fetchall()
+    return text_frame(rows, EVENT_COLUMNS, ("time",))
+
+
+def read_rejects(db: sqlite3.Connection, window: Window) -> pd.DataFrame:
+    """Return rejects in `window`, by time."""
+    rows = db.execute(
+        "SELECT time, kind, cluster, node, gpu, slice, object, field, reason, count FROM reject"
+        " WHERE time >= ? AND time < ? ORDER BY time, kind, cluster, node, gpu, slice, object, field, reason",
+        (to_ms(window.start), to_ms(window.end)),
+    ).fetchall()
+    return text_frame(rows, REJECT_COLUMNS, ("time",))
