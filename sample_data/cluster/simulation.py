@@ -1,0 +1,331 @@
+"""The simulated cluster: moves minute by minute, remembers the truth, and lets exporters see what they would see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import numpy as np
+import numpy.typing as npt
+
+from sample_data.cluster.arrivals import Arrivals, Day, JobArrival
+from sample_data.cluster.latency import Sojourn, serve, sojourn
+from sample_data.cluster.power import Thermals, power_clock
+from sample_data.cluster.scheduler import Job, Pool
+from sample_data.cluster.sharing import PRESSURE_KNEE, Divider, Pairs
+from sample_data.cluster.spec import STEP_SECONDS, ClusterSpec, SliceSpec
+from sample_data.cluster.streams import hex_name
+from sample_data.cluster.truth import Minute, Truth
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+RESTART_MINUTES = 3
+
+
+@dataclass(slots=True)
+class Holder:
+    """The pod that holds a slice."""
+
+    namespace: str
+    pod: str
+    container: str
+    workload: str
+    created_minute: int
+    started_minute: int
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one minute looked like from outside, per slice (or card); exporters print from this."""
+
+    minute: int
+    running: BoolArray  # held, and a process runs
+    used: FloatArray  # share of the card's SM-time in use
+    duty: FloatArray  # share of the minute in which it had a kernel on the card
+    memory: FloatArray  # bytes
+    service_seconds: FloatArray  # online: mean service time of a request; others: of a step (NaN: none)
+    sojourn: Sojourn
+    finished: FloatArray  # requests
+    timed_out: FloatArray
+    backlog: FloatArray
+    load: FloatArray
+    steps: FloatArray
+    active_seconds: FloatArray  # of the trainers' step loops
+    clock: FloatArray  # per card, factor
+    activity: FloatArray  # 0..1, how hard it presses
+    slowing: FloatArray
+
+
+class SimulatedCluster:
+    """A cluster of a spec. `step()` simulates the minute that ends at the new `now`."""
+
+    def __init__(self, spec: ClusterSpec) -> None:
+        self.spec = spec
+        self.minute = 0
+        self.arrivals = Arrivals(spec)
+        self.pairs = Pairs.of(spec)
+        self.pool = Pool(spec)
+        self.thermals = Thermals(spec)
+        self._divider = Divider(spec)
+        slices, cards = spec.slices, spec.cards
+        self.card = np.array([s.card for s in slices])
+        self.sms = np.array([cards[s.card].hardware.sm_count for s in slices], dtype=np.float64)
+        self.online = np.array([s.online for s in slices])
+        self.kind = np.array([s.kind for s in slices])
+        self._unit = np.array([s.unit_sm_seconds for s in slices])
+        self._unit_seconds = np.array([s.unit_seconds for s in slices])
+        self._width = np.array([s.width for s in slices])
+        self._cv = np.array([s.cv for s in slices])
+        self._load_slowing = np.array([s.load_slowing for s in slices])
+        self._intensity = np.array([s.power_intensity for s in slices])
+        names = [s.name for s in spec.services]
+        self.service = np.array([names.index(s.name) if s.online else -1 for s in slices])
+        self._bound = np.array(
+            [spec.services[k].objective.bound_seconds if k >= 0 else np.nan for k in self.service]
+        )
+        # Quotas: in force for running work, and for what starts next.
+        self.quota = np.array([s.sm_quota for s in slices])
+        self.quota_next = self.quota.copy()
+        self.memory_quota = np.array([s.memory_quota_bytes for s in slices])
+        self._memory_base = np.array([s.memory_used_bytes for s in slices])
+        self._memory_growth = np.array([s.memory_growth_bytes_per_hour for s in slices])
+        self.card_alive = np.ones(len(cards), dtype=bool)
+        self.down_until = np.zeros(len(slices), dtype=np.int64)
+        self.backlog = np.zeros(len(slices))
+        self.seat = np.array([s.role == "seat" for s in slices])
+        self.job_width = np.zeros(len(slices))
+        self.holders: list[Holder | None] = [None if s.role == "seat" else _first_holder(s) for s in slices]
+        self.restarted: set[int] = set()  # slices whose process came up anew in the last minute
+        self.energy_joules = np.zeros(len(cards))
+        self.finished_jobs: list[tuple[int, Job]] = []  # (minute, job) of the last hour: their pods are still listed
+        self.admitted: list[tuple[str, float]] = []  # (tenant, wait seconds) in the last minute
+        self.observation: Observation | None = None
+        capacity = sum(c.hardware.sm_count for c in cards) * float(STEP_SECONDS)
+        self.truth = Truth(tuple(names), capacity)
+
+    @property
+    def now(self) -> datetime:
+        """The instant up to which everything has happened."""
+        return self.spec.start + timedelta(minutes=self.minute)
+
+    @property
+    def held(self) -> BoolArray:
+        """Slices that somebody holds."""
+        return np.array([h is not None for h in self.holders])
+
+    def step(self) -> None:
+        """Simulate one minute."""
+        day, column = self.arrivals.at(self.minute)
+        self._fail_cards()
+        self._turn_over(day.turnover[:, column])
+        running = self.held & self.card_alive[self.card] & (self.down_until <= self.minute)
+        arrived, lost = self._route(day.requests[:, column].astype(np.float64), running)
+        wave = np.where(self.seat, self.job_width, day.wave[:, column]) * running
+        demand = arrived * self._unit / (STEP_SECONDS * self.sms)
+        grant = self._divider.divide(self.quota * running, demand, wave)
+
+        duty = np.where(self.online, np.minimum(demand / PRESSURE_KNEE, 1.0), wave)
+        full = np.divide(grant.granted, wave, out=np.zeros_like(wave), where=wave > 0)
+        activity = np.where(self.online, duty, wave * np.minimum(full / PRESSURE_KNEE, 1.0))
+        slowing = self.pairs.slowing(activity)
+        clock = day.clock[:, column] * power_clock(self._card_activity())
+        drag = slowing / clock[self.card]  # SM-seconds that a unit of work takes, against solo
+
+        rate = grant.available * self.sms / (self._unit * drag * np.where(self.online, grant.stretch, 1.0))
+        served = serve(arrived, self.backlog, np.where(self.online, rate, 0.0), STEP_SECONDS)
+        service_seconds, times, load = self._latency(arrived, grant.available, grant.stretch, drag, rate, day, column)
+        if served.delay_seconds.any():
+            times = sojourn(service_seconds, load, self._lanes(grant.available), self._cv, served.delay_seconds)
+        steps = np.where(self.online, 0.0, grant.granted * self.sms * STEP_SECONDS / (self._unit * drag * grant.stretch))
+        noise = day.noise[:, column]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            step_seconds = np.where(steps > 0, STEP_SECONDS * wave / steps * noise, np.nan)
+        within = np.where(self.online, served.finished * times.share_within(self._bound), 0.0)
+        used = np.where(self.online, served.finished * self._unit * drag / (STEP_SECONDS * self.sms), grant.granted)
+        busy = np.where(self.online, np.minimum(load * (1.0 + 0.5 * (1.0 - load)), 1.0), wave)
+
+        steps, discarded = self._jobs(steps)
+        power = self.thermals
+        power.move(self._sum_cards(used * self._intensity), day.clock[:, column], self.card_alive)
+        self.energy_joules += power.power * STEP_SECONDS
+        self.backlog = np.where(running, served.backlog, 0.0)
+        self.observation = Observation(
+            self.minute,
+            running,
+            np.minimum(used, 1.0),
+            np.where(running, busy, 0.0),
+            self._memory(running),
+            np.where(self.online, service_seconds, step_seconds),
+            times,
+            served.finished,
+            served.timed_out,
+            served.backlog,
+            load,
+            steps,
+            np.where(self.online, 0.0, wave * STEP_SECONDS),
+            clock,
+            activity,
+            slowing,
+        )
+        self._remember(arrived, lost, within, steps, used, demand, wave, discarded)
+        self._schedule(day.jobs[column])
+        self.minute += 1
+
+    # -- what happens to slices ------------------------------------------------------------------------------------
+
+    def restart(self, index: int) -> None:
+        """Restart the process of a slice: it comes back in three minutes, with the quota set for new work."""
+        self.down_until[index] = self.minute + RESTART_MINUTES
+        self.backlog[index] = 0.0
+
+    def _turn_over(self, turnover: BoolArray) -> None:
+        self.restarted = set()
+        for i in np.flatnonzero(turnover | (self.down_until == self.minute)):
+            if self.minute == 0 or self.holders[i] is None:
+                continue
+            planned = self.online[i] and turnover[i] and self.down_until[i] < self.minute
+            if planned:
+                self.restart(int(i))
+            elif self.kind[i] != "vgpu" or self.down_until[i] == self.minute:
+                self.quota[i] = self.quota_next[i]
+            if self.down_until[i] == self.minute:
+                self.restarted.add(int(i))
+
+    def _fail_cards(self) -> None:
+        for c, card in enumerate(self.spec.cards):
+            if card.fails_at_minute is None or self.minute != card.fails_at_minute:
+                continue
+            self.card_alive[c] = False
+            for i in np.flatnonzero(self.card == c):
+                s = self.spec.slices[i]
+                if s.role == "seat":
+                    self.pool.lose_seat(int(i), self.minute)
+                elif s.role == "trainer":
+                    self.pool.submit([JobArrival(self.minute, s.tenant, s.kind, 1440.0, 100_000 + int(i), s.name)])
+                self.holders[i] = None
+
+    def _route(self, requests: FloatArray, running: BoolArray) -> tuple[FloatArray, FloatArray]:
+        """Spread each service's requests over its replicas that run; without one they are lost."""
+        serving = self.online & running
+        replicas = np.bincount(self.service[serving], minlength=len(requests))
+        lost = np.where(replicas == 0, requests, 0.0)
+        share = np.divide(requests, replicas, out=np.zeros_like(requests), where=replicas > 0)
+        return np.where(serving, share[np.maximum(self.service, 0)], 0.0), lost
+
+    def _lanes(self, available: FloatArray) -> FloatArray:
+        """Requests that run side by side on what is available, each at its own width."""
+        return np.maximum(available / self._width, 1.0)
+
+    def _latency(
+        self,
+        arrived: FloatArray,
+        available: FloatArray,
+        stretch: FloatArray,
+        drag: FloatArray,
+        rate: FloatArray,
+        day: Day,
+        column: int,
+    ) -> tuple[FloatArray, Sojourn, FloatArray]:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            load = np.where(rate > 0, (arrived + self.backlog) / (rate * STEP_SECONDS), 0.0)
+            narrow = np.where(available > 0, np.maximum(self._width / available, 1.0), 1.0)
+        heavier = np.where(self.online, day.heavier[np.maximum(self.service, 0), column], 1.0)
+        batching = 1.0 + self._load_slowing * np.minimum(load, 1.0)
+        seconds = self._unit_seconds * drag * stretch * narrow * heavier * batching * day.noise[:, column]
+        seconds = np.where(self.online, seconds, 1.0)
+        return seconds, sojourn(seconds, load, self._lanes(available), self._cv, np.zeros_like(seconds)), load
+
+    def _jobs(self, steps: FloatArray) -> tuple[FloatArray, float]:
+        """Move queue jobs on; the last minute of a job counts what it had left."""
+        done = steps.copy()
+        for seat, job in list(self.pool.running.items()):
+            left = (job.work_sm_seconds - job.done_sm_seconds) / self._unit[seat]
+            done[seat] = min(done[seat], left)
+            job.done_sm_seconds += done[seat] * self._unit[seat]
+            if job.done_sm_seconds >= job.work_sm_seconds - 1e-6:
+                self.finished_jobs.append((self.minute, self.pool.finish(seat)))
+                self.holders[seat] = None
+        self.finished_jobs = [(m, j) for m, j in self.finished_jobs if m > self.minute - 60]
+        discarded, self.pool.discarded_sm_seconds = self.pool.discarded_sm_seconds, 0.0
+        return done, discarded
+
+    def _schedule(self, arrivals: tuple[JobArrival, ...]) -> None:
+        self.pool.submit(arrivals)
+        admission = self.pool.schedule(self.minute)
+        self.admitted = []
+        for job in admission.evicted:
+            self._discard(job)
+        for job in admission.started:
+            s = self.spec.slices[job.seat]
+            self.job_width[job.seat] = 1.0
+            if job.work_sm_seconds == 0.0:
+                job.work_sm_seconds = job.arrival.solo_minutes * 60.0 * min(s.width, s.sm_quota) * self.sms[job.seat]
+            self.quota[job.seat] = self.quota_next[job.seat] = s.sm_quota
+            wait = (self.minute + 1 - job.waiting_since) * float(STEP_SECONDS)
+            self.admitted.append((job.arrival.tenant, wait))
+            pod = f"{job.name}-{hex_name(5, self.spec.seed, job.name, job.runs)}"
+            self.holders[job.seat] = Holder(
+                job.arrival.tenant, pod, "main", job.name, job.waiting_since, self.minute + 1
+            )
+        self.truth.minutes[-1].waits_seconds = tuple(w for _, w in self.admitted)
+        self.truth.minutes[-1].waiting = sum(len(w) for w in self.pool.waiting.values())
+
+    def _discard(self, job: Job) -> None:
+        for i, holder in enumerate(self.holders):
+            if holder is not None and holder.workload == job.name:
+                self.holders[i] = None
+
+    # -- sums ------------------------------------------------------------------------------------------------------
+
+    def _sum_cards(self, values: FloatArray) -> FloatArray:
+        return np.bincount(self.card, weights=values, minlength=len(self.spec.cards))
+
+    def _card_activity(self) -> FloatArray:
+        if self.observation is None:
+            return np.zeros(len(self.spec.cards))
+        return self._sum_cards(self.observation.used * self._intensity)
+
+    def _memory(self, running: BoolArray) -> FloatArray:
+        grown = self._memory_base + self._memory_growth * self.minute / 60.0
+        return np.where(running, np.minimum(grown, self.memory_quota), 0.0)
+
+    def _remember(
+        self,
+        arrived: FloatArray,
+        lost: FloatArray,
+        within: FloatArray,
+        steps: FloatArray,
+        used: FloatArray,
+        demand: FloatArray,
+        wave: FloatArray,
+        discarded: float,
+    ) -> None:
+        services = len(self.spec.services)
+        online = self.online
+        requests = np.bincount(self.service[online], weights=arrived[online], minlength=services) + lost
+        inside = np.bincount(self.service[online], weights=within[online], minlength=services)
+        self.truth.minutes.append(
+            Minute(
+                useful=np.where(online, within, steps) * self._unit,
+                used=used * self.sms * STEP_SECONDS,
+                demand=np.where(online, demand, wave * self._width),
+                requests=requests,
+                within=inside,
+                energy_joules=self.thermals.power * STEP_SECONDS,
+                waits_seconds=(),
+                lost_sm_seconds=discarded,
+                held_sm_seconds=float((self.held * self.quota * self.sms).sum() * STEP_SECONDS),
+                waiting=0,
+            )
+        )
+
+
+def _first_holder(s: SliceSpec) -> Holder:
+    container = {"vllm": "vllm", "triton": "triton", "trainer": "train", "none": "notebook"}[s.app]
+    if s.online:
+        pod = f"{s.name}-{hex_name(9, 'rs', s.name)}-{hex_name(5, 'pod', s.name, s.ordinal)}"
+    else:
+        pod = f"{s.name}-{s.ordinal}"
+    return Holder(s.tenant, pod, container, s.name, 0, 0)
