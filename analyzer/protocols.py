@@ -38,7 +38,10 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Withheld:
-    """A verdict that could not be given: what about, which code, and which evidence is missing (for the census)."""
+    """A verdict that could not be given: what about, which code, and which evidence is missing (for the census).
+
+    `applicable` is False where nothing is missing: the code does not speak of such a subject.
+    """
 
     code: str
     cluster: str
@@ -46,6 +49,7 @@ class Withheld:
     gpu: str
     slice: str
     reason: str
+    applicable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
