@@ -1,0 +1,75 @@
+"""Counters become increments; the last raw values survive a restart of the collector."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Growth of some counters in one cycle, parallel to the ids that were asked for.
+
+    increment: in the counter's own unit; NaN at the first sight, where nothing came, and where the counter fell.
+    seconds: since the value before; NaN at the first sight.
+    fell: the counter is lower than before: its source was reset, and a new segment begins.
+    """
+
+    increment: Floats
+    seconds: Floats
+    fell: Bools
+
+
+class CounterBook:
+    """Last raw value and its time, one a counter. Counters are named by text and used by number."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, int] = {}
+        self._raw: Floats = np.full(64, np.nan)
+        self._at_ms: Floats = np.full(64, np.nan)
+        self._imported: dict[str, tuple[float, float]] = {}
+
+    def number(self, name: str) -> int:
+        """Return the number of the counter `name`, a new one if it was never asked for."""
+        number = self._names.setdefault(name, len(self._names))
+        if number >= len(self._raw):
+            self._raw = np.concatenate([self._raw, np.full(len(self._raw), np.nan)])
+            self._at_ms = np.concatenate([self._at_ms, np.full(len(self._at_ms), np.nan)])
+        if name in self._imported:
+            self._raw[number], self._at_ms[number] = self._imported.pop(name)
+        return number
+
+    def advance(self, numbers: Ints, raw: Floats, now_ms: int) -> Growth:
+        """Take the raw values of one cycle (NaN: nothing came) and return the growth of each counter."""
+        before, at_ms = self._raw[numbers], self._at_ms[numbers]
+        came = ~np.isnan(raw)
+        seconds = (now_ms - at_ms) / 1000.0
+        increment = raw - before
+        fell = increment < 0
+        increment[fell | ~(seconds > 0)] = np.nan
+        self._raw[numbers[came]] = raw[came]
+        self._at_ms[numbers[came]] = now_ms
+        return Growth(increment, seconds, fell)
+
+    def to_json(self) -> dict[str, list[float]]:
+        """Return name -> [raw value, milliseconds since the epoch], for the next start."""
+        values = {
+            name: [float(self._raw[number]), float(self._at_ms[number])]
+            for name, number in self._names.items()
+            if not np.isnan(self._raw[number])
+        }
+        return values | {name: list(pair) for name, pair in self._imported.items()}
+
+    def load_json(self, values: Mapping[str, list[float]]) -> None:
+        """Go on from what `to_json` returned."""
+        for name, (raw, at_ms) in values.items():
+            self._imported[name] = (float(raw), float(at_ms))
+            if name in self._names:
+                self.number(name)

@@ -1,0 +1,227 @@
+"""What kube-state-metrics says: pods, their requests, owners, times; nodes, their labels and allocatable resources."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from collector.exposition import Series
+
+_HASH = re.compile(r"-(?:[a-f0-9]{8,10}|[bcdfghjklmnpqrstvwxz2456789]{5,10})$")
+_ORDINAL = re.compile(r"^(.+)-(\d+)$")
+_MIG_RESOURCE = re.compile(r"^nvidia_com_mig_(\d+)g_(\d+)gb(?:_.*)?$")
+_CARD_RESOURCES = frozenset(("nvidia_com_gpu", "nvidia_com_gpu_shared", "amd_com_gpu", "volcano_sh_vgpu_number"))
+_WORKLOAD_LABELS = ("label_app_kubernetes_io_name", "label_app", "label_trimtab_workload")
+_POOL_LABELS = ("label_kai_scheduler_queue", "label_kueue_x_k8s_io_queue_name", "label_trimtab_pool", "label_pool")
+
+
+@dataclass(slots=True)
+class Pod:
+    """One pod. Times are seconds since the epoch (None: not said); requests are summed over its containers."""
+
+    namespace: str
+    name: str
+    node: str = ""
+    phase: str = ""
+    created: float | None = None
+    started: float | None = None
+    scheduled_at: float | None = None
+    scheduled: bool | None = None
+    completed: float | None = None
+    owner_kind: str = ""
+    owner_name: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+    annotations: dict[str, str] = field(default_factory=dict)
+    requests: dict[str, float] = field(default_factory=dict)
+    gpu_containers: list[str] = field(default_factory=list)
+    out_of_memory: set[str] = field(default_factory=set)
+
+    @property
+    def key(self) -> str:
+        """Return `namespace/name`."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def ended(self) -> bool:
+        """Say whether it is over, although it is still listed."""
+        return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def bound(self) -> bool:
+        """Say whether it was granted a node."""
+        return bool(self.node) or self.scheduled is True or self.phase == "Running"
+
+    @property
+    def wants_gpu(self) -> bool:
+        """Say whether it asks for any card or part of one."""
+        return any(is_gpu_resource(resource) for resource in self.requests)
+
+    @property
+    def pool(self) -> str:
+        """Return the queue it waits in, by the label of the usual schedulers; `default` without one."""
+        return next((self.labels[name] for name in _POOL_LABELS if self.labels.get(name)), "default")
+
+
+@dataclass(slots=True)
+class KubeState:
+    """Everything that one scrape of kube-state-metrics said."""
+
+    pods: dict[str, Pod] = field(default_factory=dict)
+    replicaset_owner: dict[tuple[str, str], str] = field(default_factory=dict)
+    allocatable: dict[str, dict[str, float]] = field(default_factory=dict)
+    node_labels: dict[str, dict[str, str]] = field(default_factory=dict)
+    gpu_quota: dict[str, float] = field(default_factory=dict)  # namespace -> cards
+
+    def sharing_strategy(self, node: str) -> str:
+        """Return what the node's label says of sharing: `mps`, `time-slicing`, or an empty text."""
+        return self.node_labels.get(node, {}).get("label_nvidia_com_gpu_sharing_strategy", "")
+
+    def workload(self, namespace: str, name: str) -> str:
+        """Return the workload of a pod: a label first, then its owner, then its name without hashes."""
+        pod = self.pods.get(f"{namespace}/{name}")
+        if pod is not None:
+            labelled = next((pod.labels[label] for label in _WORKLOAD_LABELS if pod.labels.get(label)), "")
+            if labelled:
+                return labelled
+            if pod.owner_kind == "ReplicaSet":
+                known = self.replicaset_owner.get((namespace, pod.owner_name))
+                return known or without_hashes(pod.owner_name)
+            if pod.owner_kind and pod.owner_kind != "Node":
+                return without_hashes(pod.owner_name)
+        return without_hashes(name)
+
+
+def is_gpu_resource(resource: str) -> bool:
+    """Say whether a (sanitised) resource name is a card or a part of one."""
+    return resource in _CARD_RESOURCES or _MIG_RESOURCE.match(resource) is not None
+
+
+def mig_profile(resource: str) -> str:
+    """Return the profile of a MIG resource: `nvidia_com_mig_1g_5gb` is `1g.5gb`; else an empty text."""
+    match = _MIG_RESOURCE.match(resource)
+    return f"{match.group(1)}g.{match.group(2)}gb" if match else ""
+
+
+def without_hashes(name: str) -> str:
+    """Return a pod's or replica set's name without generated endings: `web-6d4b75cb6d-x8k2p` is `web`."""
+    previous = ""
+    while name != previous:
+        previous = name
+        name = _HASH.sub("", name)
+        match = _ORDINAL.match(name)
+        if match:
+            name = match.group(1)
+    return name
+
+
+def replica_ordinal(pod: Pod | None, name: str) -> str:
+    """Return the number of a stateful replica, or an empty text where replicas have none."""
+    if pod is not None and pod.owner_kind != "StatefulSet":
+        return ""
+    match = _ORDINAL.match(name)
+    return match.group(2) if match else ""
+
+
+def read_kube_state(samples: Iterable[tuple[str, Series, float]]) -> KubeState:
+    """Read samples of kube-state-metrics.
+
+    Args:
+        samples: (field of the mapping table, series, value), values as written.
+    """
+    state = KubeState()
+    for name, series, value in samples:
+        labels = series.labels
+        if name.startswith("pod_"):
+            _read_pod(state, name, labels, value)
+        elif name == "replicaset_owner":
+            state.replicaset_owner[labels.get("namespace", ""), labels.get("replicaset", "")] = labels.get(
+                "owner_name", ""
+            )
+        elif name == "node_allocatable":
+            node = state.allocatable.setdefault(labels.get("node", ""), {})
+            node[labels.get("resource", "")] = value
+        elif name == "node_labels":
+            state.node_labels[labels.get("node", "")] = dict(labels)
+        elif name == "quota" and labels.get("type") == "hard" and labels.get("resource") == "requests.nvidia.com/gpu":
+            state.gpu_quota[labels.get("namespace", "")] = value
+    return state
+
+
+def _read_pod(state: KubeState, name: str, labels: Mapping[str, str], value: float) -> None:
+    said = dict(labels)
+    namespace = said.get("exported_namespace") or said.get("namespace", "")
+    pod_name = said.get("exported_pod") or said.get("pod", "")
+    if not pod_name:
+        return
+    pod = state.pods.setdefault(f"{namespace}/{pod_name}", Pod(namespace, pod_name))
+    if said.get("node"):
+        pod.node = said["node"]
+    _POD_READERS[name](pod, said, value)
+
+
+def _read_phase(pod: Pod, labels: dict[str, str], value: float) -> None:
+    if value == 1:
+        pod.phase = labels.get("phase", "")
+
+
+def _read_request(pod: Pod, labels: dict[str, str], value: float) -> None:
+    resource = labels.get("resource", "")
+    pod.requests[resource] = pod.requests.get(resource, 0.0) + value
+    container = labels.get("exported_container") or labels.get("container", "")
+    if is_gpu_resource(resource) and container not in pod.gpu_containers:
+        pod.gpu_containers.append(container)
+
+
+def _read_owner(pod: Pod, labels: dict[str, str], _value: float) -> None:
+    pod.owner_kind, pod.owner_name = labels.get("owner_kind", ""), labels.get("owner_name", "")
+
+
+def _read_created(pod: Pod, _labels: dict[str, str], value: float) -> None:
+    pod.created = value
+
+
+def _read_started(pod: Pod, _labels: dict[str, str], value: float) -> None:
+    pod.started = value
+
+
+def _read_scheduled_time(pod: Pod, _labels: dict[str, str], value: float) -> None:
+    pod.scheduled_at = value
+
+
+def _read_completed(pod: Pod, _labels: dict[str, str], value: float) -> None:
+    pod.completed = value
+
+
+def _read_scheduled(pod: Pod, labels: dict[str, str], value: float) -> None:
+    if labels.get("condition") == "true":
+        pod.scheduled = value == 1
+
+
+def _read_labels(pod: Pod, labels: dict[str, str], _value: float) -> None:
+    pod.labels = {name: text for name, text in labels.items() if name.startswith("label_")}
+
+
+def _read_annotations(pod: Pod, labels: dict[str, str], _value: float) -> None:
+    prefix = "annotation_trimtab_"
+    pod.annotations = {name[len(prefix) :]: text for name, text in labels.items() if name.startswith(prefix) and text}
+
+
+def _read_terminated(pod: Pod, labels: dict[str, str], value: float) -> None:
+    if labels.get("reason") == "OOMKilled" and value == 1:
+        pod.out_of_memory.add(labels.get("exported_container") or labels.get("container", ""))
+
+
+_POD_READERS = {
+    "pod_phase": _read_phase,
+    "pod_request": _read_request,
+    "pod_owner": _read_owner,
+    "pod_created": _read_created,
+    "pod_started": _read_started,
+    "pod_scheduled": _read_scheduled,
+    "pod_scheduled_time": _read_scheduled_time,
+    "pod_completed": _read_completed,
+    "pod_labels": _read_labels,
+    "pod_annotations": _read_annotations,
+    "pod_terminated_reason": _read_terminated,
+}
