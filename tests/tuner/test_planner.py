@@ -84,11 +84,16 @@ def test_reserve_never_exceeds_the_quota() -> None:
 
 
 def test_utilisation_limit_is_the_first_use_at_which_minutes_are_lost() -> None:
-    used = [0.10] * 20 + [0.25] * 20 + [0.40] * 20
-    kept = [1.0] * 20 + [1.0] * 20 + [0.9] * 20
-    assert utilisation_limit(used, [0.5] * 60, kept, 0.999) == 0.8
-    assert utilisation_limit([0.45] * 20, [0.5] * 20, [1.0] * 20, 0.999) == 0.85
-    assert utilisation_limit([math.nan], [0.5], [1.0], 0.999) == 0.6
+    seen = [0] * 20
+    seen[4], seen[10], seen[16] = 20, 20, 20
+    kept = list(seen)
+    assert utilisation_limit(seen, kept) == 0.85
+    kept[16] = 17
+    assert utilisation_limit(seen, kept) == 0.8
+    kept[4] = 0
+    assert utilisation_limit(seen, kept) == 0.3
+    assert utilisation_limit([0] * 20, [0] * 20) == 0.6
+    assert utilisation_limit([2] * 20, [0] * 20) == 0.6  # two minutes prove nothing
 
 
 def test_offline_takes_what_online_will_not_need() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from tuner.planner.views import SliceView
 from tuner.settings import TunerSettings
@@ -11,37 +12,34 @@ from tuner.settings import TunerSettings
 _FULL_CONFIDENCE_SECONDS = 86_400.0
 _WIDEST = 0.5
 _DEFAULT_UTILISATION = 0.6
+_FEW_MINUTES = 3
+_KEPT_SHARE = 0.9
 MIN_UTILISATION = 0.3
 MAX_UTILISATION = 0.85
 
 
-def utilisation_limit(used: list[float], quota: list[float], kept: list[float], objective_share: float) -> float:
+BINS = 20  # of 5 points of the use of the own quota
+
+
+def utilisation_limit(minutes: Sequence[int], kept: Sequence[int]) -> float:
     """Return how far a service may fill its quota: its own measured latency-against-quota response.
 
-    The highest use of its quota at which it kept its objective in nine of ten minutes, in bins of 5 points; the first
-    bin that fails ends it. Without evidence the default of a queue with bursts is taken.
+    The highest use of its quota at which it kept its objective in nine of ten minutes; the first bin that fails ends
+    it. Without evidence the default of a queue with bursts is taken.
 
     Args:
-        used: compute share used, one a minute (NaN absent).
-        quota: compute share granted in the same minutes.
-        kept: share of requests within the objective in the same minutes (NaN without requests).
-        objective_share: the promised share.
+        minutes: minutes with requests seen in each of BINS bins of use / quota.
+        kept: how many of them kept the objective.
 
     Returns:
         A ratio between MIN_UTILISATION and MAX_UTILISATION.
     """
-    bins: dict[int, list[bool]] = {}
-    for share, cap, ratio in zip(used, quota, kept, strict=True):
-        if math.isnan(share) or math.isnan(cap) or math.isnan(ratio) or cap <= 0:
-            continue
-        bins.setdefault(int(min(share / cap, 1.0) * 20), []).append(ratio >= objective_share)
     proven = 0.0
-    for index in sorted(bins):
-        outcomes = bins[index]
-        if sum(outcomes) < 0.9 * len(outcomes):
-            return min(max(index / 20, MIN_UTILISATION), MAX_UTILISATION)
-        if len(outcomes) >= 3:
-            proven = (index + 1) / 20
+    for index, (seen, good) in enumerate(zip(minutes, kept, strict=True)):
+        if seen >= _FEW_MINUTES and good < _KEPT_SHARE * seen:
+            return min(max(index / BINS, MIN_UTILISATION), MAX_UTILISATION)
+        if seen >= _FEW_MINUTES:
+            proven = (index + 1) / BINS
     return min(max(proven, _DEFAULT_UTILISATION), MAX_UTILISATION)
 
 
