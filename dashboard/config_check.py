@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import stat
 from collections.abc import Iterator
-from importlib.metadata import entry_points
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import SecretStr
 
 from collector.errors import ConfigurationError
+from collector.plugins import plugin_names
 from collector.schema import MEASUREMENTS
 from collector.window import parse_duration
 from dashboard.config import Loaded, Settings, leaves
@@ -32,26 +32,21 @@ def check_settings(loaded: Loaded) -> list[Problem]:
         *(
             Problem(f"[[backend]] {i + 1}", f"no backend plug-in `{backend.kind}`{_plugins('backends', backend.kind)}")
             for i, backend in enumerate(settings.backend)
-            if backend.kind not in plugin_names("backends")
+            if backend.kind not in plugin_names("trimtab.backends")
         ),
         *_open_secrets(loaded),
     ]
 
 
-def plugin_names(group: str) -> list[str]:
-    """Return the names of installed plug-ins of a group: sources, stores, detectors or backends."""
-    return sorted({entry.name for entry in entry_points(group=f"trimtab.{group}")})
-
-
 def _plugins(group: str, name: str) -> str:
-    names = plugin_names(group)
+    names = plugin_names(f"trimtab.{group}")
     return f"{nearest(name, names)} (installed: {', '.join(names)})"
 
 
 def _sources(settings: Settings) -> Iterator[Problem]:
     for i, source in enumerate(settings.source):
         place = f"[[source]] {i + 1}"
-        if source.kind not in plugin_names("sources"):
+        if source.kind not in plugin_names("trimtab.sources"):
             yield Problem(place, f"no source plug-in `{source.kind}`{_plugins('sources', source.kind)}")
         elif source.kind == "prometheus" and not source.url:
             yield Problem(place, "expected `url`, the base address of the Prometheus server; add it")

@@ -36,6 +36,7 @@ SHOWN: dict[str, Any] = {
     "calendar.days": [0, 1, 2, 3, 4],
     "calendar.start": "08:00",
     "calendar.end": "18:00",
+    "tuner.modes.mode": "approve",
     "price.per_gpu_hour": 2.5,
 }
 
@@ -45,7 +46,7 @@ def tables(root: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel], bool]]
     for name, field in root.model_fields.items():
         model = model_within(field.annotation)
         assert model is not None, f"{name} is no table"  # noqa: S101
-        yield name, model, get_origin(field.annotation) is tuple
+        yield name, model, _is_many(field)
 
 
 def example(root: type[BaseModel]) -> str:
@@ -62,15 +63,23 @@ def example(root: type[BaseModel]) -> str:
 
 
 def _example_keys(at: str, model: type[BaseModel]) -> Iterator[str]:
-    for key, field in model.model_fields.items():
+    # In TOML a list of tables inside a table stands after the table's own keys.
+    for key, field in sorted(model.model_fields.items(), key=lambda item: _is_many(item[1])):
         path = f"{at}.{key}"
         yield f"# {field.description}"
         inner = model_within(field.annotation)
         if inner is None:
             yield f"#{key} = {toml_value(_shown(path, field))}"
+        elif _is_many(field):
+            yield f"#[[{path}]]"
+            yield from _example_keys(path, inner)
         else:
             parts = [f"{k} = {toml_value(_shown(f'{path}.{k}', f))}" for k, f in inner.model_fields.items()]
             yield f"#{key} = {{ {', '.join(parts)} }}"
+
+
+def _is_many(field: FieldInfo) -> bool:
+    return get_origin(field.annotation) is tuple and model_within(field.annotation) is not None
 
 
 def _shown(path: str, field: FieldInfo) -> Any:
@@ -108,7 +117,7 @@ def markdown(root: type[BaseModel]) -> str:
         f"{places}. Without a file the defaults hold.",
         "Relative paths start at the working directory.",
         "",
-        f"Any key may be overridden by a variable, `{ENV_PREFIX}<TABLE>{ENV_DELIMITER}<KEY>`, and secrets belong there.",
+        f"Any key may be overridden by a variable, `{ENV_PREFIX}<TABLE>{ENV_DELIMITER}<KEY>`: secrets above all.",
         f"Where a table may stand several times, its number counts from 0: `{secret}`.",
         "A list is written as JSON.",
         "",
@@ -130,8 +139,9 @@ def _rows(prefix: str, at: str, model: type[BaseModel]) -> Iterator[str]:
     for key, field in model.model_fields.items():
         inner = model_within(field.annotation)
         if inner is not None:
-            yield f"| `{prefix}{key}` | table | | {field.description} | |"
-            yield from _rows(f"{prefix}{key}.", f"{at}.{key}", inner)
+            many = _is_many(field)
+            yield f"| `{prefix}{key}` | {'list of tables' if many else 'table'} | | {field.description} | |"
+            yield from _rows(f"{prefix}{key}.", f"{at}.{key}.0" if many else f"{at}.{key}", inner)
             continue
         variable = ENV_PREFIX + f"{at}.{key}".replace(".", ENV_DELIMITER).upper()
         yield (

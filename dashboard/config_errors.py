@@ -42,9 +42,10 @@ class Problem:
 def problems_of(
     error: ValidationError, root: type[BaseModel], path: Path | None, from_environment: Mapping[str, Any]
 ) -> list[Problem]:
-    """Turn what pydantic found into one line a problem."""
+    """Turn what pydantic found into one line a problem, in the order of the file."""
     lines = _line_numbers(path.read_text(encoding="utf-8")) if path is not None else {}
-    return [_problem(details, root, path, lines, from_environment) for details in error.errors()]
+    found = sorted(error.errors(), key=lambda details: _line(details["loc"], lines))
+    return [_problem(details, root, path, lines, from_environment) for details in found]
 
 
 def nearest(key: str, known: Iterable[str]) -> str:
@@ -88,10 +89,16 @@ def _place(
     if _holds(from_environment, location):
         return "environment TRIMTAB_" + "__".join(str(part) for part in location).upper()
     table = _table_name(location if len(location) == 1 else location[:-1])
-    for length in range(len(location), 0, -1):
-        if path is not None and location[:length] in lines:
-            return f"{path}:{lines[location[:length]]} {table}"
-    return f"{path} {table}" if path is not None else table
+    if path is None:
+        return table
+    line = _line(location, lines)
+    return f"{path}:{line} {table}" if line else f"{path} {table}"
+
+
+def _line(location: tuple[str | int, ...], lines: Mapping[tuple[str | int, ...], int]) -> int:
+    """Return the line of a key, else of the table that holds it; 0 where it is not in the file."""
+    found = (lines[location[:length]] for length in range(len(location), 0, -1) if location[:length] in lines)
+    return next(found, 0)
 
 
 def _holds(tree: Any, location: tuple[str | int, ...]) -> bool:

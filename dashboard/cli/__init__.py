@@ -1,5 +1,5 @@
 """The `trimtab` command. `main` is its entry point; each module holds one group of commands."""
 
-from dashboard.cli.main import app, main
+from dashboard.cli.root import app, main
 
 __all__ = ["app", "main"]

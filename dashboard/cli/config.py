@@ -36,7 +36,7 @@ def show(ctx: typer.Context, json: Json = False) -> None:
     say(f"file: {loaded.path}" if loaded.path else "file: none found, so defaults and environment hold")
     styles = {"file": "bold", "environment": "bold cyan", "default": "dim"}
     print_table(
-        [("key", "left"), ("value", "left"), ("from", "left")],
+        ["key", "value", "from"],
         [(dotted(key), value_text(value), Text(origin, style=styles[origin])) for key, value, origin in rows],
     )
 

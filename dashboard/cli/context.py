@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from collector.clock import SystemClock
+from collector.errors import InputRejectedError
+from collector.schema import MEASUREMENTS
 from collector.window import parse_instant
 from dashboard.config import Loaded, Settings, load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from collector.protocols import StoreReader
     from collector.store import EmbeddedStore
+    from tuner.state import State
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+
+def flag(*names: str, help: str) -> Any:  # noqa: A002  typer's word
+    """Return a switch; the help lists it without a type."""
+    return typer.Option(*names, help=help, metavar="")
+
+
+Json = Annotated[bool, flag("--json", help="Print one JSON document on stdout.")]
 Now = Annotated[
     str | None,
     typer.Option("--now", metavar="T", help="Act as if it were this instant (ISO 8601; UTC where it names no zone)."),
 ]
-Once = Annotated[bool, typer.Option("--once", help="Run one cycle and end.")]
+Once = Annotated[bool, flag("--once", help="Run one cycle and end.")]
 
 
 @dataclass
@@ -34,7 +44,6 @@ class Context:
 
     config: Path | None = None
     debug: bool = False
-    overrides: dict[str, object] = field(default_factory=dict)
 
     @cached_property
     def loaded(self) -> Loaded:
@@ -46,10 +55,31 @@ class Context:
         """The settings."""
         return self.loaded.settings
 
+    @property
+    def has_state(self) -> bool:
+        """Whether a state database was ever made (one behind an address is taken to exist)."""
+        return bool(self.settings.state.url) or self.settings.state.path.exists()
+
 
 def instant(now: str | None) -> datetime:
     """Return the instant that was asked for, else the present."""
     return SystemClock().now() if now is None else parse_instant(now)
+
+
+def newest_instant(store: StoreReader, now: str | None) -> datetime:
+    """Return the instant that was asked for, else just after the store's newest row.
+
+    Rows of a simulation or of an import end in the past: what is looked at then ends there as well.
+
+    Raises:
+        InputRejectedError: nothing was asked for and the store has no rows.
+    """
+    if now is not None:
+        return parse_instant(now)
+    ends = [span.end for name in MEASUREMENTS if (span := store.span(name)) is not None]
+    if not ends:
+        raise InputRejectedError("expected rows in the store, found none; run `trimtab collect` or `trimtab import`")
+    return max(ends)
 
 
 def context_of(ctx: typer.Context) -> Context:
@@ -69,3 +99,15 @@ def opened_store(context: Context, *, read_only: bool = True) -> Iterator[Embedd
         yield store
     finally:
         store.close()
+
+
+@contextmanager
+def opened_state(context: Context) -> Iterator[State]:
+    """Open the configured state database and close it again."""
+    from tuner.state import open_state  # noqa: PLC0415  SQLAlchemy and Alembic load slowly; --help must not
+
+    state = open_state(context.settings.state)
+    try:
+        yield state
+    finally:
+        state.close()

@@ -20,8 +20,6 @@ from rich.text import Text
 
 from analyzer.findings import plain
 
-Align = Literal["left", "right"]
-
 
 def clean(value: object) -> str:
     """Return a value as text that a terminal takes literally: no control, direction or surrogate characters."""
@@ -60,7 +58,7 @@ def note(text: str) -> None:
 
 def error(text: str) -> None:
     """Print an error as one line on stderr."""
-    stderr().print(Text.assemble(("trimtab: ", "bold red"), " ".join(clean(text).split())), soft_wrap=True)
+    stderr().print(Text.assemble(("trimtab: ", "bold red"), clean(" ".join(text.split()))), soft_wrap=True)
 
 
 def print_json(document: Any) -> None:
@@ -70,12 +68,12 @@ def print_json(document: Any) -> None:
 
 
 def print_table(
-    columns: Sequence[tuple[str, Align]], rows: Iterable[Sequence[object]], *, title: str = "", empty: str = "nothing"
+    columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "", empty: str = "nothing"
 ) -> None:
     """Print rows as a table, or `empty` where there are none.
 
     Args:
-        columns: heading and alignment of each.
+        columns: headings; one that starts with `>` stands right, as numbers do.
         rows: cells; a rich Text keeps its style, anything else is cleaned text.
         title: printed above.
         empty: the line that stands for no rows.
@@ -86,32 +84,36 @@ def print_table(
         say(empty)
         return
     if not console.is_terminal:
-        sys.stdout.write(_plain_table(columns, cells, title))
+        sys.stdout.write(_plain_table(columns, cells, clean(title)))
         return
     table = Table(
-        title=title or None,
+        title=Text(clean(title)) if title else None,
         title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         show_edge=False,
         header_style="bold",
     )
-    for heading, align in columns:
-        table.add_column(Text(heading), justify=align, overflow="fold")
+    for heading in columns:
+        table.add_column(Text(heading.removeprefix(">")), justify=_align(heading), overflow="fold")
     for row in cells:
         table.add_row(*row)
     console.print(table)
 
 
-def _plain_table(columns: Sequence[tuple[str, Align]], rows: Sequence[Sequence[Text]], title: str) -> str:
+def _align(heading: str) -> Literal["left", "right"]:
+    return "right" if heading.startswith(">") else "left"
+
+
+def _plain_table(columns: Sequence[str], rows: Sequence[Sequence[Text]], title: str) -> str:
     """Lay a table out for a pipe: never wrapped or cut, two spaces between columns."""
-    lines = [[heading for heading, _ in columns], *([cell.plain for cell in row] for row in rows)]
+    lines = [[heading.removeprefix(">") for heading in columns], *([cell.plain for cell in row] for row in rows)]
     widths = [max(cell_len(line[i]) for line in lines) for i in range(len(columns))]
     out = [title] if title else []
     for line in lines:
         padded = [
-            set_cell_size(text, width) if align == "left" else " " * (width - cell_len(text)) + text
-            for text, width, (_, align) in zip(line, widths, columns, strict=True)
+            set_cell_size(text, width) if _align(heading) == "left" else " " * (width - cell_len(text)) + text
+            for text, width, heading in zip(line, widths, columns, strict=True)
         ]
         out.append("  ".join(padded).rstrip())
     return "\n".join(out) + "\n"

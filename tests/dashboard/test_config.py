@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tomllib
 from pathlib import Path
 
@@ -29,14 +28,7 @@ from dashboard.config_errors import model_within
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory without variables of ours."""
-    for name in list(os.environ):
-        if name.startswith("TRIMTAB_"):
-            monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def write(folder: Path, text: str, name: str = "trimtab.toml") -> Path:

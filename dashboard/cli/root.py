@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from typer.core import TyperGroup
 
 from collector.errors import ConfigurationError, TrimtabError
-from dashboard.cli import config, output
-from dashboard.cli.context import Context
+from dashboard.cli import config, output, tuning, views
+from dashboard.cli.context import Context, flag
 
 USAGE = ConfigurationError.exit_code
 INTERRUPTED = 130
@@ -76,16 +76,18 @@ def root(
             help="Configuration; else $TRIMTAB_CONFIG, ./trimtab.toml, /etc/trimtab/trimtab.toml.",
         ),
     ] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an unexpected error.")] = False,
+    debug: Annotated[bool, flag("--debug", help="Print the traceback of an unexpected error.")] = False,
     show_version: Annotated[  # noqa: ARG001  its callback prints it
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and end.")
+        bool,
+        typer.Option("--version", metavar="", callback=_show_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
     """See what shared GPUs really do, and tune them safely."""
     ctx.obj = Context(config=config_file, debug=debug)
 
 
-config.register(app)
+for module in (views, tuning, config):
+    module.register(app)
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -125,6 +127,10 @@ def run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         output.error("interrupted")
         return INTERRUPTED
+    except SystemExit as leaving:  # typer leaves like this where stdout has no reader
+        if isinstance(leaving.__context__, BrokenPipeError):
+            raise leaving.__context__ from None
+        raise
     except BrokenPipeError:
         raise
     except Exception as error:  # the last line of defence: a user never sees a traceback unasked
@@ -133,4 +139,6 @@ def run(arguments: list[str]) -> int:
         text = str(error) or "no message"
         output.error(f"unexpected {type(error).__name__}: {text}; run again with --debug for the traceback")
         return 1
+    if returned == INTERRUPTED:
+        output.error("interrupted")
     return returned if isinstance(returned, int) else 0

@@ -1,0 +1,5 @@
+"""`python -m dashboard.cli` is `trimtab`."""
+
+from dashboard.cli.root import main
+
+main()

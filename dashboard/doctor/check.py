@@ -1,0 +1,56 @@
+"""One line of the doctor's answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+
+
+class Status(StrEnum):
+    """How a thing stands. Only a problem makes the doctor exit with 1."""
+
+    OK = "ok"
+    NOTE = "note"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What was looked at, how it stands, what was seen, and what to do about it."""
+
+    topic: str
+    status: Status
+    text: str
+    advice: str = ""
+
+
+def ok(topic: str, text: str) -> Check:
+    """Return a check that passed."""
+    return Check(topic, Status.OK, text)
+
+
+def note(topic: str, text: str, advice: str = "") -> Check:
+    """Return something worth knowing that is no fault."""
+    return Check(topic, Status.NOTE, text, advice)
+
+
+def problem(topic: str, text: str, advice: str) -> Check:
+    """Return a fault, with what to do."""
+    return Check(topic, Status.PROBLEM, text, advice)
+
+
+def span_text(length: timedelta) -> str:
+    """Return a length of time in its largest two units: `45 s`, `12 min`, `3 h 20 min`, `2 d 4 h`."""
+    seconds = max(int(length.total_seconds()), 0)
+    for unit, size, smaller, small_size in (("d", 86400, "h", 3600), ("h", 3600, "min", 60)):
+        if seconds >= size:
+            rest = seconds % size // small_size
+            return f"{seconds // size} {unit}" + (f" {rest} {smaller}" if rest else "")
+    return f"{seconds // 60} min" if seconds >= 120 else f"{seconds} s"
+
+
+def some(names: list[str], most: int = 3) -> str:
+    """Return the first names and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -1,0 +1,181 @@
+"""What the stored rows say: is the picture alive, and where it is empty, is that idleness or a fault?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import pandas as pd
+
+from collector.schema import NOBODY, UNKNOWN
+from dashboard.doctor.check import Check, note, ok, problem, some, span_text
+
+ACTIVITY = ("sm_active_ratio", "engine_active_ratio", "busy_ratio")  # best first
+IDLE_BELOW = 0.01
+LATE_INTERVALS = 3
+LOOK_BACK = timedelta(days=1)
+TOPIC = "data"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the store holds around `now`.
+
+    gpu, slice: newest row of each card and slice within LOOK_BACK, with the ACTIVITY columns.
+    events, rejects: of the same span, as `Store.events` and `Store.rejects` return them.
+    live: sources are configured, so that rows are expected to keep coming.
+    """
+
+    now: datetime
+    interval_seconds: float
+    gpu: pd.DataFrame
+    slice: pd.DataFrame
+    events: pd.DataFrame
+    rejects: pd.DataFrame
+    live: bool = True
+
+    @property
+    def late(self) -> timedelta:
+        """How old a newest row may be before its subject counts as silent."""
+        return timedelta(seconds=LATE_INTERVALS * self.interval_seconds)
+
+
+def examine_rows(seen: Seen) -> list[Check]:
+    """Return what the rows say, the verdict (busy, idle or broken) last."""
+    if seen.gpu.empty and seen.slice.empty:
+        return _nothing(seen)
+    newest = pd.concat([seen.gpu["time"], seen.slice["time"]]).max()
+    return [
+        _freshness(seen, newest),
+        *_targets_down(seen),
+        *_silent_cards(seen, newest),
+        *_blind_cards(seen, newest),
+        *_rejected(seen),
+        *_holders(seen, newest),
+        _verdict(seen, newest),
+    ]
+
+
+def _nothing(seen: Seen) -> list[Check]:
+    down = _targets_down(seen)
+    if down:
+        return [*down, problem(TOPIC, "empty because broken: no rows for a day and targets are down", "see above")]
+    if seen.live:
+        text = f"empty because broken: no rows for {span_text(LOOK_BACK)}, though sources are configured"
+        return [problem(TOPIC, text, "is `trimtab collect` running? try `trimtab collect --once`")]
+    text = f"empty: no rows for {span_text(LOOK_BACK)} and no source is configured"
+    return [problem(TOPIC, text, "run `trimtab import FILE...`, or add a [[source]] and run `trimtab collect`")]
+
+
+def _freshness(seen: Seen, newest: pd.Timestamp) -> Check:
+    age = seen.now - newest.to_pydatetime()
+    if age < -seen.late:
+        return problem(TOPIC, f"the newest row lies {span_text(-age)} in the future", "check the clocks of the hosts")
+    if age <= seen.late:
+        return ok(TOPIC, f"the newest row is {span_text(age)} old")
+    if not seen.live:
+        return note(TOPIC, f"the newest row is {span_text(age)} old; no source is configured, so none are expected")
+    text = f"the newest row is {span_text(age)} old: the collector is blind"
+    return problem(TOPIC, text, "is `trimtab collect` running? try `trimtab collect --once`")
+
+
+def _targets_down(seen: Seen) -> list[Check]:
+    about = seen.events[seen.events["code"].isin(["target_down", "target_up"])].sort_values("time", kind="stable")
+    if about.empty:
+        return []
+    last = about.groupby(["cluster", "node", "object"], sort=True).last()
+    down = last[last["code"] == "target_down"]
+    return [
+        problem(
+            TOPIC,
+            f"down since {event.time:%Y-%m-%d %H:%M} UTC: {event.message}",
+            "is the exporter running, and its port open from here?",
+        )
+        for event in down.itertuples()
+    ]
+
+
+def _reporting(frame: pd.DataFrame, newest: pd.Timestamp, seen: Seen) -> pd.Series:
+    return frame["time"] >= newest - seen.late
+
+
+def _silent_cards(seen: Seen, newest: pd.Timestamp) -> list[Check]:
+    silent = seen.gpu[~_reporting(seen.gpu, newest, seen)]
+    if silent.empty:
+        return []
+    lost = set(seen.events.loc[seen.events["code"] == "card_lost", "gpu"])
+    names = [
+        f"{row.node}/{row.gpu} since {row.time:%m-%d %H:%M}{' (card lost)' if row.gpu in lost else ''}"
+        for row in silent.itertuples()
+    ]
+    text = f"{len(silent)} of {len(seen.gpu)} cards stopped reporting: {some(names)}"
+    return [problem(TOPIC, text, "a lost card: see TT604 and the node's kernel log; else its exporter or its node")]
+
+
+def activity_of(frame: pd.DataFrame) -> pd.Series:
+    """Return each row's activity, from the best field that has a value; NaN where none has."""
+    best = pd.Series(float("nan"), index=frame.index)
+    for name in ACTIVITY:
+        if name in frame:
+            best = best.fillna(frame[name])
+    return best
+
+
+def _blind_cards(seen: Seen, newest: pd.Timestamp) -> list[Check]:
+    now = seen.gpu[_reporting(seen.gpu, newest, seen)]
+    blind = now[activity_of(now).isna()]
+    if blind.empty:
+        return []
+    invalid = set(seen.rejects.loc[seen.rejects["field"].isin(ACTIVITY), "gpu"])
+    names = [f"{row.node}/{row.gpu}" for row in blind.itertuples()]
+    text = f"{len(blind)} of {len(now)} cards report without any activity: {some(names)}"
+    if invalid & set(blind["gpu"]):
+        return [problem(TOPIC, f"{text}; values came and were invalid", "see the rejects below")]
+    advice = "let the exporter collect DCGM_FI_DEV_GPU_UTIL or the DCGM_FI_PROF_ fields"
+    return [problem(TOPIC, text, advice)]
+
+
+def _rejected(seen: Seen) -> list[Check]:
+    if seen.rejects.empty:
+        return []
+    counts: Counter[str] = Counter()
+    for row in seen.rejects.itertuples():
+        counts[f"{row.field} ({row.reason})"] += int(row.count)  # type: ignore[call-overload]  # rows are untyped
+    names = [f"{count} x {name}" for name, count in counts.most_common()]
+    text = f"{counts.total()} samples of the last day were invalid: {some(names)}"
+    return [note(TOPIC, text, "they count as absent")]
+
+
+def _holders(seen: Seen, newest: pd.Timestamp) -> list[Check]:
+    slices = seen.slice[_reporting(seen.slice, newest, seen)]
+    unknown = slices[slices["workload"] == UNKNOWN]
+    if slices.empty or unknown.empty:
+        return []
+    names = [f"{row.node}/{row.slice}" for row in unknown.itertuples()]
+    text = f"{len(unknown)} of {len(slices)} slices have a holder that could not be told: {some(names)}"
+    return [problem(TOPIC, text, "let the exporter add pod labels, and collect kube-state-metrics (kube_pod_labels)")]
+
+
+def _verdict(seen: Seen, newest: pd.Timestamp) -> Check:
+    """Tell "empty because idle" from "empty because broken"."""
+    cards = seen.gpu[_reporting(seen.gpu, newest, seen)]
+    slices = seen.slice[_reporting(seen.slice, newest, seen)]
+    held = slices[~slices["workload"].isin([NOBODY, ""])]
+    activity = activity_of(cards)
+    busy = int((activity >= IDLE_BELOW).sum())
+    idle = int((activity < IDLE_BELOW).sum())
+    held_text = f"{len(held)} slices are held"
+    if cards.empty:
+        return problem(TOPIC, "broken: slices report and no card does", "collect the card exporter (dcgm-exporter)")
+    if busy:
+        if slices.empty:
+            text = f"partly broken: {busy} of {len(cards)} cards work, yet no slice is seen"
+            return problem(TOPIC, text, "who holds them is not told: let dcgm-exporter add pod labels")
+        return ok(TOPIC, f"alive: {busy} cards busy, {idle} idle, {int(activity.isna().sum())} unknown; {held_text}")
+    if not idle:
+        return problem(TOPIC, "empty because broken: no card reports any activity", "see above")
+    if held.empty:
+        text = f"empty because idle: {idle} cards report, all below {IDLE_BELOW:.0%}, and nobody holds a slice"
+        return ok(TOPIC, text)
+    return ok(TOPIC, f"idle: {idle} cards report, all below {IDLE_BELOW:.0%}; {held_text} (`trimtab analyze idle`)")

@@ -1,0 +1,70 @@
+"""`trimtab config`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.dashboard.conftest import Ran
+
+
+def test_show_says_where_each_value_came_from(
+    trimtab: Callable[..., Ran], elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (elsewhere / "my.toml").write_text('[store]\npath = "/data"\n[state]\nurl = "postgresql://u:hush@db/s"\n')
+    monkeypatch.setenv("TRIMTAB_INFLUX__TOKEN", "hush")
+    ran = trimtab("config", "show", "--json", "--config", "my.toml")
+    assert ran.code == 0
+    document = json.loads(ran.out)
+    assert document["file"] == "my.toml"
+    values = document["values"]
+    assert values["store.path"] == {"value": "/data", "origin": "file"}
+    assert values["influx.token"] == {"value": "********", "origin": "environment"}
+    assert values["state.url"]["value"] == "postgresql://u:********@db/s"
+    assert values["cluster.interval_seconds"] == {"value": 60.0, "origin": "default"}
+    text = trimtab("--config", "my.toml", "config", "show")
+    assert "hush" not in ran.out + text.out
+    assert ["store.path", "/data", "file"] in [line.split() for line in text.out.splitlines()]
+
+
+def test_show_without_a_file_says_so(trimtab: Callable[..., Ran]) -> None:
+    assert trimtab("config", "show").out.startswith("file: none found")
+
+
+def test_check_lists_all_problems(trimtab: Callable[..., Ran], elsewhere: Path) -> None:
+    (elsewhere / "trimtab.toml").write_text("[store]\npth = 1\nraw_days = -1\n")
+    ran = trimtab("config", "check")
+    assert ran.code == 1
+    assert [line.split(" ", 1)[0] for line in ran.out.splitlines()] == ["trimtab.toml:2", "trimtab.toml:3"]
+    document = json.loads(trimtab("config", "check", "--json").out)
+    assert document["ok"] is False
+    assert len(document["problems"]) == 2
+
+
+def test_check_of_a_good_file(trimtab: Callable[..., Ran], elsewhere: Path) -> None:
+    (elsewhere / "trimtab.toml").write_text('[cluster]\nname = "a"\n')
+    ran = trimtab("config", "check")
+    assert (ran.code, ran.out) == (0, "the configuration is in order\n")
+    assert json.loads(trimtab("config", "check", "--json").out) == {"schema_version": 1, "ok": True, "problems": []}
+
+
+def test_check_of_a_file_that_is_no_toml(trimtab: Callable[..., Ran], elsewhere: Path) -> None:
+    (elsewhere / "trimtab.toml").write_text("[store\n")
+    ran = trimtab("config", "check")
+    assert ran.code == 2
+    assert ran.err.count("\n") == 1
+
+
+def test_the_example_is_accepted(trimtab: Callable[..., Ran], elsewhere: Path) -> None:
+    (elsewhere / "trimtab.toml").write_text(trimtab("config", "example").out)
+    assert trimtab("config", "check").code == 0
+
+
+def test_the_command_runs_as_a_process(trimtab_process: Callable[..., Ran]) -> None:
+    ran = trimtab_process("config", "show", env={"TRIMTAB_STORE__PTH": "1"})
+    assert ran.code == 2
+    assert ran.out == ""
+    assert ran.err.startswith("trimtab: environment TRIMTAB_STORE__PTH: unknown key `pth`")
