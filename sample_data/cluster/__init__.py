@@ -7,7 +7,7 @@ scoreboard only. docs/simulator.md gives each formula.
 
 from __future__ import annotations
 
-from sample_data.cluster.simulation import SimulatedCluster
+from sample_data.cluster.cluster import SimulatedCluster
 from sample_data.cluster.spec import ClusterSpec
 
 __all__ = ["ClusterSpec", "SimulatedCluster"]

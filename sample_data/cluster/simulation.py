@@ -1,4 +1,4 @@
-"""The simulated cluster: moves minute by minute, remembers the truth, and lets exporters see what they would see."""
+"""The simulated world: moves minute by minute, remembers the truth, and shows each minute as an observation."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class Observation:
     slowing: FloatArray
 
 
-class SimulatedCluster:
-    """A cluster of a spec. `step()` simulates the minute that ends at the new `now`."""
+class World:
+    """The cards, pods and queues of a spec. `step()` simulates the minute that ends at the new `now`."""
 
     def __init__(self, spec: ClusterSpec) -> None:
         self.spec = spec
@@ -80,6 +80,7 @@ class SimulatedCluster:
         self._cv = np.array([s.cv for s in slices])
         self._load_slowing = np.array([s.load_slowing for s in slices])
         self._intensity = np.array([s.power_intensity for s in slices])
+        self._trains = np.array([s.app == "trainer" for s in slices])
         names = [s.name for s in spec.services]
         self.service = np.array([names.index(s.name) if s.online else -1 for s in slices])
         self._bound = np.array(
@@ -114,6 +115,20 @@ class SimulatedCluster:
     def held(self) -> BoolArray:
         """Slices that somebody holds."""
         return np.array([h is not None for h in self.holders])
+
+    @property
+    def trains(self) -> BoolArray:
+        """Slices whose pod does steps of training."""
+        return self._trains & self.held
+
+    def slice_id(self, index: int) -> str:
+        """Return the id that rows carry; empty for a share that nobody holds and that is no MIG instance."""
+        s, holder = self.spec.slices[index], self.holders[index]
+        if s.kind == "mig":
+            return f"gi{s.instance}"
+        if s.kind == "whole":
+            return "whole"
+        return "" if holder is None else f"{holder.namespace}/{holder.pod}/{holder.container}/0"
 
     def step(self) -> None:
         """Simulate one minute."""
