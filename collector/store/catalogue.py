@@ -54,10 +54,10 @@ CREATE TABLE reject (
 """
 
 # WAL keeps its index in memory shared by the processes of one host: on these it corrupts or blocks.
-_NETWORK_FILE_SYSTEMS = frozenset(
-    "nfs nfs4 cifs smb2 smb3 smbfs afs ceph lustre gpfs beegfs glusterfs orangefs "
-    "fuse.sshfs fuse.glusterfs fuse.ceph fuse.s3fs fuse.rclone".split()
-)
+_NETWORK_FILE_SYSTEMS = frozenset({
+    "nfs", "nfs4", "cifs", "smb2", "smb3", "smbfs", "afs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs",
+    "fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.rclone",
+})  # fmt: skip
 
 
 def to_ms(instant: datetime) -> int:
@@ -78,8 +78,7 @@ def file_system(folder: Path, mounts: str) -> str:
         if len(parts) < 3:
             continue
         point = parts[1].replace("\\040", " ")
-        inside = folder.is_relative_to(point)
-        if inside and len(point) >= len(best):
+        if folder.is_relative_to(point) and len(point) >= len(best):
             best, kind = point, parts[2]
     return kind
 
@@ -187,10 +186,11 @@ def slowest_cursor(db: sqlite3.Connection) -> int | None:
     return None if seq is None else int(seq)
 
 
-def raw_floor(db: sqlite3.Connection, measurement: str) -> int | None:
-    """Return the instant (ms) before which raw rows were dropped by retention; None: none were."""
-    row = db.execute("SELECT value FROM meta WHERE name = ?", (f"raw_floor/{measurement}",)).fetchone()
-    return None if row is None else int(row[0])
+def floors(db: sqlite3.Connection, measurement: str) -> dict[str, int]:
+    """Return tier -> instant (ms) before which retention has dropped its rows; tiers never dropped are left out."""
+    prefix = f"floor/{measurement}/"
+    rows = db.execute("SELECT name, value FROM meta WHERE name >= ? AND name < ?", (prefix, prefix + "~"))
+    return {name.removeprefix(prefix): int(value) for name, value in rows}
 
 
 def _alive(pid: int) -> bool:
@@ -214,9 +214,14 @@ def take_lock(db: sqlite3.Connection, name: str, now_ms: int) -> str | None:
     return owner
 
 
-def holds_lock(db: sqlite3.Connection, name: str, owner: str) -> bool:
-    """Say whether `owner` still holds the lock row."""
-    return db.execute("SELECT 1 FROM lock WHERE name = ? AND owner = ?", (name, owner)).fetchone() is not None
+def require_lock(db: sqlite3.Connection, name: str, owner: str) -> None:
+    """Check that `owner` still holds the lock row.
+
+    Raises:
+        UnreachableError: its lease ran out and another process took it.
+    """
+    if db.execute("SELECT 1 FROM lock WHERE name = ? AND owner = ?", (name, owner)).fetchone() is None:
+        raise UnreachableError(f"the lock {name!r} of the store was lost to another process; the work is done again")
 
 
 def drop_lock(db: sqlite3.Connection, name: str, owner: str) -> None:

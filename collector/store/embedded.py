@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import sqlite3
 import threading
 from collections.abc import Mapping, Sequence
@@ -17,16 +17,19 @@ import pyarrow.compute as pc
 
 from collector.batch import Batch
 from collector.clock import Clock, SystemClock
-from collector.errors import ConfigurationError, UnreachableError
+from collector.errors import ConfigurationError, TrimtabError, UnreachableError
 from collector.protocols import Aggregate, Where
 from collector.schema import MEASUREMENTS, Measurement
 from collector.settings import StoreSettings
 from collector.store import catalogue, query, spans
 from collector.store.engine import Engine
 from collector.store.hot import Blob, DecodedCache, conform, count_distinct, decode, encode, gather, measurement_of
-from collector.store.query import RAW, Request, Segment
+from collector.store.maintenance import SEAL_BLOBS, Maintainer, read_segments
+from collector.store.query import Request
 from collector.window import Window
 
+_log = logging.getLogger(__name__)
+_LOOK_SECONDS = 15.0
 _ATTEMPTS = 3  # a file can go between the snapshot and the scan only if a reader sleeps for the whole grace
 
 
@@ -34,8 +37,7 @@ _ATTEMPTS = 3  # a file can go between the snapshot and the scan only if a reade
 class _Snapshot:
     blobs: list[Blob]
     tables: list[pa.Table]
-    segments: list[Segment]
-    raw_floor: int | None
+    pieces: query.Pieces
 
 
 class EmbeddedStore:
@@ -59,10 +61,17 @@ class EmbeddedStore:
         self._writer = None if read_only else self._connect()
         self._reader = self._connect()
         self._facts = None if self._writer is None else spans.FactWriter(self._writer)
+        self._maintainer = None if read_only else Maintainer(self._folder, settings, self._clock)
         self._write_lock = threading.Lock()
         self._read_lock = threading.Lock()
         self._cache = DecodedCache()
         self._engine = Engine()
+        self._unsealed: dict[str, tuple[int, int]] = {}  # rows and blobs since the thread was last woken
+        self._wake = threading.Event()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        if self._maintainer is not None:
+            self._maintainer.start()
 
     def _connect(self) -> sqlite3.Connection:
         return catalogue.connect(self._folder, read_only=self._read_only, synchronous=self._settings.synchronous)
@@ -76,7 +85,7 @@ class EmbeddedStore:
             ValueError: rows that the schema does not allow.
         """
         if self._writer is None or self._facts is None:
-            raise ConfigurationError(f"the store in {self._folder} was opened for reading; open it without read_only")
+            raise _opened_for_reading(self._folder)
         tables = {name: conform(name, table) for name, table in batch.rows.items() if table.num_rows}
         encoded = {name: (_describe(name, table), encode(table)) for name, table in tables.items()}
         clusters = {c for table in tables.values() for c in pc.unique(table.column("cluster")).to_pylist()}
@@ -99,9 +108,33 @@ class EmbeddedStore:
             except BaseException:
                 self._facts.forget()
                 raise
+            self._count_unsealed(tables)
         with self._read_lock:
             for name, first in starts.items():
                 self._cache.put(first, tables[name])
+
+    def _count_unsealed(self, tables: Mapping[str, pa.Table]) -> None:
+        for name, table in tables.items():
+            rows, blobs = self._unsealed.get(name, (0, 0))
+            self._unsealed[name] = (rows + table.num_rows, blobs + 1)
+            if self._unsealed[name][0] >= self._settings.seal_rows or self._unsealed[name][1] >= SEAL_BLOBS:
+                self._unsealed[name] = (0, 0)
+                self._wake.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._maintain, name="store-maintenance", daemon=True)
+            self._thread.start()
+
+    def _maintain(self) -> None:
+        # The age of unsealed rows is judged by the clock; this only says how often it is looked at.
+        while True:
+            self._wake.wait(_LOOK_SECONDS)
+            self._wake.clear()
+            if self._stopping or self._maintainer is None:
+                return
+            try:
+                self._maintainer.work()
+            except (sqlite3.Error, duckdb.Error, pa.ArrowException, OSError, TrimtabError) as error:
+                _log.error("sealing the store in %s failed and is tried again: %s", self._folder, error)
 
     def read(
         self,
@@ -115,7 +148,9 @@ class EmbeddedStore:
         aggregate: Aggregate | Mapping[str, Aggregate] = "mean",
     ) -> pd.DataFrame:
         """Return rows or aggregates; see `Store.read`."""
-        return self._answer(query.make_request(measurement, window, fields, where, by, every, aggregate))
+        return self._answer(
+            query.make_request(measurement, window, fields=fields, where=where, by=by, every=every, aggregate=aggregate)
+        )
 
     def latest(
         self,
@@ -130,6 +165,37 @@ class EmbeddedStore:
         tick = timedelta(milliseconds=1)
         rows = self.read(measurement, Window(at - lookback + tick, at + tick), fields=fields, where=where)
         return rows.drop_duplicates(list(measurement_of(measurement).key), keep="last", ignore_index=True)
+
+    def delete(self, measurement: str, window: Window, where: Where | None = None) -> int:
+        """Delete rows; return how many went. Of tiers whose raw rows are gone, the steps that start in `window` go.
+
+        Raises:
+            KeyError: unknown measurement or tag.
+            UnreachableError: another process has the store's maintenance for too long.
+        """
+        request = query.make_request(measurement, window, fields=(), where=where, by=None, every=None, aggregate="mean")
+        return self._maintenance().delete(request.spec, window, request.where)
+
+    def retain(self, now: datetime) -> int:
+        """Drop what is older than the tiers' retention, by whole files; return how many rows went."""
+        return self._maintenance().retain(now)
+
+    def seal(self) -> None:
+        """Seal all rows now; otherwise a thread does it when they are many or old enough."""
+        self._maintenance().seal()
+
+    def merge(self) -> None:
+        """Merge the sealed files of each day into one a tier now; otherwise a thread does it as they grow."""
+        self._maintenance().merge()
+
+    def maintain(self) -> None:
+        """Do now what the thread does from time to time: seal and merge what is due, remove files after their grace."""
+        self._maintenance().work()
+
+    def _maintenance(self) -> Maintainer:
+        if self._maintainer is None:
+            raise _opened_for_reading(self._folder)
+        return self._maintainer
 
     def facts(self, window: Window | None = None, *, names: Sequence[str] | None = None) -> pd.DataFrame:
         """Return facts valid at some time in `window`; see `Store.facts`."""
@@ -160,9 +226,12 @@ class EmbeddedStore:
         name = measurement_of(measurement).name
         with self._read_lock:
             first, last = self._reader.execute(
-                "SELECT min(t_min), max(t_max) FROM (SELECT t_min, t_max FROM hot WHERE measurement = ?"
-                " UNION ALL SELECT t_min, t_max FROM seg WHERE measurement = ? AND state = 'live')",
-                (name, name),
+                "WITH live AS (SELECT * FROM seg WHERE measurement = ?1 AND state = 'live')"
+                " SELECT min(t_min), max(t_max) FROM (SELECT t_min, t_max FROM hot WHERE measurement = ?1"
+                # A tier is made of raw rows and starts at a step before them: it counts once they are gone.
+                " UNION ALL SELECT t_min, t_max FROM live"
+                " WHERE tier = 'raw' OR source IS NULL OR source NOT IN (SELECT id FROM live))",
+                (name,),
             ).fetchone()
         return None if first is None else Window(catalogue.from_ms(first), catalogue.from_ms(last + 1))
 
@@ -170,13 +239,15 @@ class EmbeddedStore:
         for _ in range(_ATTEMPTS):
             snapshot = self._snapshot(request.spec, request.start, request.end)
             hot = gather(request.spec, request.fields, snapshot.tables, [b.seq_min for b in snapshot.blobs])
-            statement = _statement(request, snapshot)
+            statement, tier = query.statement(request, snapshot.pieces)
             try:
                 table = self._engine.run(statement, hot)
             except duckdb.IOException as error:
                 failure = error
                 continue
-            return query.to_frame(table, "t" if request.by is None else "b")
+            frame = query.to_frame(table, "t" if request.by is None else "b")
+            frame.attrs["tier"] = tier
+            return frame
         raise UnreachableError(
             f"cannot read the sealed files in {self._folder}: {failure}; restore them from a backup"
         ) from failure
@@ -193,8 +264,8 @@ class EmbeddedStore:
             ]
             tables = [self._decoded(blob.seq_min) for blob in blobs]
             segments = read_segments(self._reader, self._folder, spec.name, start, end)
-            floor = catalogue.raw_floor(self._reader, spec.name)
-        return _Snapshot(blobs, tables, segments, floor)
+            floors = catalogue.floors(self._reader, spec.name)
+        return _Snapshot(blobs, tables, query.Pieces(segments, [r for b in blobs for r in b.ranges], floors))
 
     def _decoded(self, seq: int) -> pa.Table:
         table = self._cache.get(seq)
@@ -206,6 +277,12 @@ class EmbeddedStore:
 
     def close(self) -> None:
         """Release files and threads; nothing that was written is lost."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._maintainer is not None:
+            self._maintainer.close()
         self._engine.close()
         with self._read_lock:
             self._reader.close()
@@ -220,26 +297,5 @@ def _describe(measurement: str, table: pa.Table) -> tuple[int, int, int]:
     return bounds["min"].as_py(), bounds["max"].as_py(), distinct
 
 
-def read_segments(db: sqlite3.Connection, folder: Path, measurement: str, start: int, end: int) -> list[Segment]:
-    """Return live sealed files of all tiers that may hold rows of [start, end) ms, oldest first."""
-    rows = db.execute(
-        "SELECT id, tier, path, t_min, t_max, rows, seq_min, seq_max, exponents, source FROM seg"
-        " WHERE measurement = ? AND state = 'live' AND t_max >= ? AND t_min < ? ORDER BY t_min, id",
-        (measurement, start, end),
-    )
-    return [Segment(r[0], r[1], folder / r[2], *r[3:8], json.loads(r[8]), r[9]) for r in rows]
-
-
-def _statement(request: Request, snapshot: _Snapshot) -> str:
-    raw = [s for s in snapshot.segments if s.tier == RAW]
-    ranges = [(s.t_min, s.t_max + 1) for s in raw] + [(b.t_min, b.t_max + 1) for b in snapshot.blobs]
-    ranges += [(b.t_min, b.t_max + 1) for b in snapshot.blobs if b.distinct < b.rows]
-    rows = query.merged_rows(
-        request.spec,
-        request.fields,
-        raw,
-        (request.start, request.end),
-        request.where,
-        query.contested(ranges),
-    )
-    return query.select_raw(request, rows) if request.by is None else query.select_aggregate(request, rows)
+def _opened_for_reading(folder: Path) -> ConfigurationError:
+    return ConfigurationError(f"the store in {folder} was opened for reading; open it without read_only to change it")

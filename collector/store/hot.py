@@ -14,7 +14,10 @@ from collector.schema import MEASUREMENTS, Measurement
 
 CACHE_BYTES = 128 * 2**20
 _TIME = pa.timestamp("ms", tz="UTC")
-_IPC = pa.ipc.IpcWriteOptions(compression="lz4")
+_DECLARED = {name: {f.name: f for f in spec.arrow_schema()} for name, spec in MEASUREMENTS.items()}
+# Threads cost ten times the work itself on blobs of this size.
+_WRITE = pa.ipc.IpcWriteOptions(use_threads=False)
+_READ = pa.ipc.IpcReadOptions(use_threads=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,11 @@ class Blob:
     t_max: int
     rows: int
     distinct: int
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """Its half-open range; twice where it holds a key and time twice."""
+        return [(self.t_min, self.t_max + 1)] * (1 if self.distinct == self.rows else 2)
 
 
 def measurement_of(name: str) -> Measurement:
@@ -48,15 +56,15 @@ def conform(measurement: str, table: pa.Table) -> pa.Table:
         ValueError: a column is unknown, a tag or the time is missing or null.
     """
     spec = measurement_of(measurement)
-    declared = spec.arrow_schema()
+    declared = _DECLARED[measurement]
     wanted = ("time", *spec.tags)
-    unknown = [name for name in table.column_names if name not in declared.names]
-    missing = [name for name in wanted if name not in table.column_names]
+    present, known = table.column_names, declared.keys()
+    unknown = [name for name in present if name not in known]
+    missing = [name for name in wanted if name not in present]
     if unknown or missing:
         raise ValueError(f"{measurement} rows: columns {missing} are missing, {unknown} are unknown to the schema")
-    target = pa.schema([declared.field(name) for name in table.column_names])
-    if table.schema.types != target.types:
-        table = table.cast(target)
+    if table.schema.types != [declared[name].type for name in present]:
+        table = table.cast(pa.schema([declared[name] for name in present]))
     for name in wanted:
         if table.column(name).null_count:
             raise ValueError(f"{measurement} rows: expected a value of {name!r} in every row, got null")
@@ -75,16 +83,22 @@ def count_distinct(spec: Measurement, table: pa.Table) -> int:
 
 
 def encode(table: pa.Table) -> bytes:
-    """Return the rows as one Arrow IPC stream."""
+    """Return the rows as an Arrow IPC stream in one LZ4 frame (the schema is most of a small blob)."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema, options=_IPC) as writer:
+    with (
+        pa.CompressedOutputStream(sink, "lz4") as frame,
+        pa.ipc.new_stream(frame, table.schema, options=_WRITE) as writer,
+    ):
         writer.write_table(table)
     return bytes(sink.getvalue())
 
 
 def decode(payload: bytes) -> pa.Table:
     """Read what `encode` wrote."""
-    with pa.ipc.open_stream(payload) as reader:
+    with (
+        pa.CompressedInputStream(pa.BufferReader(payload), "lz4") as frame,
+        pa.ipc.open_stream(frame, options=_READ) as reader,
+    ):
         return reader.read_all()
 
 
@@ -112,16 +126,16 @@ class DecodedCache:
             _, gone = self._tables.popitem(last=False)
             self._bytes -= gone.nbytes
 
-    def keep_only(self, live: set[int]) -> None:
-        """Forget blobs that are sealed by now."""
-        for seq in [seq for seq in self._tables if seq not in live]:
-            self._bytes -= self._tables.pop(seq).nbytes
+
+def _pick(table: pa.Table, asked: Sequence[str]) -> pa.Table:
+    present = set(table.column_names)
+    return table.select([name for name in asked if name in present])
 
 
 def gather(spec: Measurement, fields: Sequence[str], tables: Sequence[pa.Table], seqs: Sequence[int]) -> pa.Table:
     """Lay blobs under one another as columns `t` (int64 ms), tags, `seq` and `fields` (null for NaN and absent)."""
     asked = ("time", *spec.tags, *fields)
-    parts = [table.select([name for name in asked if name in table.column_names]) for table in tables]
+    parts = [_pick(table, asked) for table in tables]
     if parts:
         rows = pa.concat_tables(parts, promote_options="default").combine_chunks()
         numbers = np.concatenate(

@@ -32,6 +32,8 @@ Range = tuple[int, int]  # [start, end) in ms
 
 _PERCENTILE = re.compile(r"^p(\d{1,2}(?:\.\d+)?|100)$")
 _AGGREGATES = ("mean", "min", "max", "sum", "count", "first", "last")
+# From this length of window on a tier is read where it gives the same answer.
+_WORTH_MS = {HOUR: 2 * 86_400_000, MINUTE: 6 * 3_600_000}
 _FROM_TIERS = frozenset({"mean", "min", "max", "sum", "count"})
 
 
@@ -73,6 +75,7 @@ class Request:
 def make_request(
     measurement: str,
     window: Window,
+    *,
     fields: Sequence[str] | None,
     where: Where | None,
     by: Sequence[str] | None,
@@ -177,7 +180,7 @@ def scan(
     groups: dict[tuple[object, ...], list[Segment]] = defaultdict(list)
     for segment in segments:
         exponents = segment.exponents
-        groups[tuple(exponents[c] if c in exponents else "absent" for c in columns)].append(segment)
+        groups[tuple(exponents.get(c, "absent") for c in columns)].append(segment)
     # Literal microseconds let the reader skip row groups by their statistics.
     conditions = [
         f"time >= make_timestamptz({span[0] * 1000})",
@@ -200,6 +203,7 @@ def merged_rows(
     spec: Measurement,
     fields: Sequence[str],
     segments: Sequence[Segment],
+    *,
     span: Range,
     where: Mapping[str, tuple[str, ...]],
     clashes: Sequence[Range],
@@ -207,9 +211,7 @@ def merged_rows(
     """Return a SELECT of raw rows (`t`, tags, `seq`, fields) in `span`, each key and time once."""
     hot = (
         f"SELECT t, {_names(spec.tags)}, seq{''.join(f', {c}' for c in map(_one, fields))} FROM hot WHERE "
-        + " AND ".join(
-            [f"t >= {span[0]} AND t < {span[1]}", *_filter(where, spec.key)]
-        )
+        + " AND ".join([f"t >= {span[0]} AND t < {span[1]}", *_filter(where, spec.key)])
     )
     rows = " UNION ALL ".join([*scan(segments, spec, fields, span, where), hot])
     if not clashes:
@@ -233,6 +235,167 @@ def _after_merge(rows: str, spec: Measurement, where: Mapping[str, tuple[str, ..
     # Tags beside the key are those of the first row, known only after the merge.
     conditions = _filter(where, spec.extra_tags)
     return f"SELECT * FROM ({rows}) WHERE {' AND '.join(conditions)}" if conditions else rows
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """What may hold rows of a request: sealed files of all tiers, hot ranges, and where retention has dropped rows."""
+
+    segments: Sequence[Segment]
+    hot: Sequence[Range]  # a blob that holds a key and time twice stands here twice
+    floors: Mapping[str, int]  # tier -> instant before which its rows were dropped
+
+    def of(self, tier: str) -> list[Segment]:
+        """Return the sealed files of one tier."""
+        return [segment for segment in self.segments if segment.tier == tier]
+
+    @property
+    def clashes(self) -> list[Range]:
+        """Where a key and time may stand twice among raw rows."""
+        return contested([*((s.t_min, s.t_max + 1) for s in self.of(RAW)), *self.hot])
+
+
+def choose_tier(request: Request, floors: Mapping[str, int]) -> str:
+    """Return the tier that answers: the coarsest that gives the same answer where it saves work, or that is left.
+
+    A coarser tier fits where every bucket is made of whole steps of it and all aggregates follow from mean, min, max
+    and count. Below the floor of raw rows a tier answers even where the window's edges cut its steps; a step then
+    belongs to the window that holds its start.
+    """
+    if not request.from_tiers:
+        return RAW
+
+    def gone(tier: str) -> bool:
+        return request.start < floors.get(tier, request.start)
+
+    for tier, worth_ms in _WORTH_MS.items():
+        step = STEP_MS[tier]
+        aligned = request.start % step == 0 and request.end % step == 0
+        saves = request.end - request.start >= worth_ms or gone(RAW)
+        if aligned and saves and _divides(request, step):
+            return tier
+    if gone(RAW) and _divides(request, STEP_MS[MINUTE]) and not gone(MINUTE):
+        return MINUTE
+    if gone(RAW) and _divides(request, STEP_MS[HOUR]):
+        return HOUR
+    return RAW
+
+
+def _divides(request: Request, step: int) -> bool:
+    return request.every is None or request.every % step == 0
+
+
+def statement(request: Request, pieces: Pieces) -> tuple[str, str]:
+    """Return the SQL that answers the request, and the tier that its buckets come from."""
+    tier = choose_tier(request, pieces.floors)
+    if tier == RAW:
+        rows = _rows_of(request, pieces)
+        return (select_raw if request.by is None else select_aggregate)(request, rows), RAW
+    return _select_partials(request, pieces, tier), tier
+
+
+def _rows_of(request: Request, pieces: Pieces) -> str:
+    return merged_rows(
+        request.spec,
+        request.fields,
+        pieces.of(RAW),
+        span=(request.start, request.end),
+        where=request.where,
+        clashes=pieces.clashes,
+    )
+
+
+def _raw_buckets(request: Request, pieces: Pieces) -> list[Range]:
+    """Return the buckets in which raw rows must be merged first, hence that no tier can answer."""
+    floor = pieces.floors.get(RAW, request.start)
+    clashes = [c for c in pieces.clashes if c[0] < request.end and c[1] > request.start]
+    if request.every is None:
+        return [(request.start, request.end)] if clashes and request.start >= floor else []
+    every = request.every
+    first = -(-floor // every) * every
+    grown = [(max(a // every * every, first), -(-b // every) * every) for a, b in clashes]
+    return [(a, b) for a, b in grown if a < b]
+
+
+def _select_partials(request: Request, pieces: Pieces, tier: str) -> str:
+    """Aggregate partial rows: sealed tier rows, unsealed rows (each a partial of one), merged rows where contested."""
+    spec, where = request.spec, request.where
+    span = (request.start, request.end)
+    raw_buckets = _raw_buckets(request, pieces)
+    of_tier = f"SELECT t, {_names(spec.tags)}" + "".join(
+        f', "{f}", coalesce("{f}__min", "{f}") AS "{f}__min", coalesce("{f}__max", "{f}") AS "{f}__max", "{f}__count"'
+        for f in request.fields
+    )
+    of_row = f"SELECT t, {_names(spec.tags)}" + "".join(
+        f', "{f}", "{f}" AS "{f}__min", "{f}" AS "{f}__max", ("{f}" IS NOT NULL)::DOUBLE AS "{f}__count"'
+        for f in request.fields
+    )
+    columns = [f"{f}{part}" for f in request.fields for part in ("", "__min", "__max", "__count")]
+    elsewhere = f" WHERE NOT {_inside(raw_buckets)}" if raw_buckets else ""
+    unsealed = " AND ".join([f"t >= {span[0]} AND t < {span[1]}", *_filter(where, spec.tags)])
+    parts = [
+        f"{of_tier} FROM ({select}){elsewhere}"
+        for select in scan(pieces.of(tier), spec, columns, span, where, with_seq=False)
+    ]
+    parts.append(f"{of_row} FROM (SELECT * FROM hot WHERE {unsealed}){elsewhere}")
+    if raw_buckets:
+        rows = _rows_of(request, pieces)
+        parts.append(f"{of_row} FROM ({rows}) WHERE {_inside(raw_buckets)}")
+
+    def value(name: str) -> str:
+        wanted = request.aggregates[name]
+        total, count = f'fsum("{name}" * "{name}__count")', f'sum("{name}__count")'
+        expression = {
+            "mean": f"{total} / {count}",
+            "sum": total,
+            "count": f"coalesce({count}, 0)",
+            "min": f'min("{name}__min")',
+            "max": f'max("{name}__max")',
+        }[wanted]
+        return f'{expression} AS "{name}"'
+
+    rows = " UNION ALL ".join(parts)
+    conditions = _filter(where, spec.extra_tags)
+    if conditions:
+        rows = f"SELECT * FROM ({rows}) WHERE {' AND '.join(conditions)}"
+    return _grouped(request, [value(name) for name in request.fields], rows)
+
+
+def downsample(spec: Measurement, fields: Sequence[str], step: int, *, of_partials: bool) -> str:
+    """Return the statement that makes tier rows of `step` ms of the table `hot`: raw rows, or rows of a finer tier.
+
+    Columns a field: mean (the field's name), `__min`, `__max` (null where equal to the mean), `__count` (null for 0).
+    """
+
+    def values(name: str) -> str:
+        if of_partials:
+            count = f'sum("{name}__count")'
+            mean = f'fsum("{name}" * "{name}__count") / {count}'
+            low, high = f'min(coalesce("{name}__min", "{name}"))', f'max(coalesce("{name}__max", "{name}"))'
+        else:
+            count = f'nullif(count("{name}"), 0)::DOUBLE'
+            mean, low, high = f'favg("{name}")', f'min("{name}")', f'max("{name}")'
+        return (
+            f', {mean} AS "{name}", nullif({low}, {mean}) AS "{name}__min", nullif({high}, {mean}) AS "{name}__max"'
+            f', {count} AS "{name}__count"'
+        )
+
+    tags = _names(spec.tags)
+    return (
+        f"SELECT t // {step} * {step} AS bucket, {tags}{''.join(map(values, fields))} FROM hot"
+        f" GROUP BY bucket, {tags} ORDER BY {tags}, bucket"
+    )
+
+
+def select_sorted(spec: Measurement, fields: Sequence[str], rows: str) -> str:
+    """Return the statement for rows as they are sealed: with `seq`, sorted by key then time."""
+    return f"SELECT t, {_names((*spec.tags, 'seq', *fields))} FROM ({rows}) ORDER BY {_names(spec.key)}, t"
+
+
+def select_kept(rows: str, spec: Measurement, span: Range, where: Mapping[str, tuple[str, ...]]) -> str:
+    """Return the statement for all rows but those in `span` that match `where`, sorted by key then time."""
+    gone = " AND ".join([f"t >= {span[0]}", f"t < {span[1]}", *_filter(where, spec.tags)])
+    return f"SELECT * FROM ({rows}) WHERE NOT ({gone}) ORDER BY {_names(spec.key)}, t"
 
 
 def select_raw(request: Request, rows: str) -> str:
@@ -288,4 +451,5 @@ def to_frame(table: pa.Table, time_column: str) -> pd.DataFrame:
     """Return DuckDB's answer as a frame: `time` first, text as text, absent as NaN."""
     times = table.column(time_column).cast(pa.timestamp("ms", tz="UTC"))
     others = [name for name in table.column_names if name != time_column]
-    return pa.table({"time": times, **{name: table.column(name) for name in others}}).to_pandas()
+    frame: pd.DataFrame = pa.table({"time": times, **{name: table.column(name) for name in others}}).to_pandas()
+    return frame
