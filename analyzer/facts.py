@@ -1,0 +1,114 @@
+"""Dated facts, read as of a time: what a slice is, who holds it, how big a card is, what pods ask for.
+
+A facts frame has columns kind, cluster, node, gpu, slice, object, name, value, from, to (NaT: still so), provenance.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import pandas as pd
+
+Key = tuple[str, str, str, str]  # cluster, node, gpu, slice
+FACT_COLUMNS = ("kind", "cluster", "node", "gpu", "slice", "object", "name", "value", "from", "to", "provenance")
+
+
+def no_facts() -> pd.DataFrame:
+    """Return an empty facts frame with its columns."""
+    frame = pd.DataFrame({name: pd.Series(dtype="str") for name in FACT_COLUMNS})
+    return frame.astype({"from": "datetime64[ms, UTC]", "to": "datetime64[ms, UTC]"})
+
+
+def hardware_facts(facts: pd.DataFrame, kind: str, name: str, at: datetime | None = None) -> dict[Key, str]:
+    """Return the value of fact `name` of each subject of `kind`, as of `at` (None: the newest known)."""
+    found = facts[(facts["kind"] == kind) & (facts["name"] == name)]
+    if at is not None:
+        found = found[(found["from"] <= at) & ~(found["to"] <= at)]
+    found = found.sort_values("from", kind="stable")
+    keys = zip(found["cluster"], found["node"], found["gpu"], found["slice"], strict=True)
+    return dict(zip(keys, found["value"], strict=True))
+
+
+def to_float(text: str | None) -> float:
+    """Return a fact's number; NaN where it is absent or no number."""
+    try:
+        return float(text) if text is not None else math.nan
+    except ValueError:
+        return math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one pod asked for: cards, share of each (1.0: whole), memory, CPU, MIG profile, card type, and when.
+
+    `ended` is None while it still asks or runs; `started` is None while it waits.
+    """
+
+    cluster: str
+    pod: str
+    tenant: str
+    workload: str
+    cards: int
+    share: float
+    memory_bytes: float
+    cpu_cores: float
+    profile: str
+    gpu_type: str
+    service_class: str
+    created: datetime
+    ended: datetime | None
+    started: datetime | None
+
+
+def requests(facts: pd.DataFrame) -> list[Request]:
+    """Return the pods' requests that the facts tell of, by creation; a request that is no JSON object is left out."""
+    pods = facts[facts["kind"] == "pod"]
+    began = pods[pods["name"] == "started"]
+    started = {
+        (row[0], row[1]): row[2].to_pydatetime() for row in began[["cluster", "object", "from"]].itertuples(index=False)
+    }
+    found = []
+    asked = pods[pods["name"] == "request"]
+    for cluster, pod, value, created, ended in asked[["cluster", "object", "value", "from", "to"]].itertuples(
+        index=False
+    ):
+        wish = _object(value)
+        if wish is None:
+            continue
+        found.append(
+            Request(
+                cluster=cluster,
+                pod=pod,
+                tenant=str(wish.get("tenant") or ""),
+                workload=str(wish.get("workload") or ""),
+                cards=int(_number(wish, "cards", 1)),
+                share=_number(wish, "share", math.nan),
+                memory_bytes=_number(wish, "memory_bytes", math.nan),
+                cpu_cores=_number(wish, "cpu", math.nan),
+                profile=str(wish.get("profile") or "").removeprefix("mig-"),
+                gpu_type=str(wish.get("type") or ""),
+                service_class=str(wish.get("class") or ""),
+                created=created.to_pydatetime(),
+                ended=None if pd.isna(ended) else ended.to_pydatetime(),
+                started=started.get((cluster, pod)),
+            )
+        )
+    return sorted(found, key=lambda r: (r.created, r.cluster, r.pod))
+
+
+def _object(text: str) -> Mapping[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _number(wish: Mapping[str, Any], name: str, default: float) -> float:
+    value = wish.get(name)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else default

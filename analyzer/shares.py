@@ -1,0 +1,330 @@
+"""Share arithmetic: who holds how much of each card, and who uses how much of it, interval by interval.
+
+Activity of a slice, in order of trust: sm_active, engine_active, busy. A MIG instance and a slice with counters of its
+own are measured. Under MPS, time slicing and vGPU only the time share of a slice's processes is known: the card's
+measured activity is divided among its slices, weighed by busy x quota under MPS (clients run side by side on their
+share of the SMs) and by busy under time slicing and vGPU (one runs at a time on all SMs).
+Matrices are (T intervals, S holdings); ratios are of the whole card; NaN is absent.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from analyzer.facts import Request, hardware_facts, requests, to_float
+from analyzer.mig import board_of
+from analyzer.protocols import Partition
+from collector.gpu_models import gpu_model
+from collector.schema import NOBODY, UNKNOWN
+
+Matrix = np.ndarray[tuple[int, int], np.dtype[np.float64]]
+Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
+Mask = np.ndarray[tuple[int, int], np.dtype[np.bool_]]
+
+# A slice's sample that is missing is bridged over at most so many intervals, to divide a card's measured activity.
+_BRIDGE_INTERVALS = 5
+_ACTIVITY = ("sm_active_ratio", "engine_active_ratio", "busy_ratio")
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """One slice in the hands of one holder. `tenant` is `none` when nobody holds it."""
+
+    slice: str
+    tenant: str
+    workload: str
+    kind: str
+    profile: str
+    pod: str
+
+    @property
+    def held(self) -> bool:
+        """True when somebody holds it."""
+        return self.tenant != NOBODY
+
+
+@dataclass(frozen=True)
+class Card:
+    """One card over a window, on the grid of the interval."""
+
+    cluster: str
+    node: str
+    gpu: str
+    model: str
+    sm_count: float  # NaN: not known
+    mig: bool
+    interval_seconds: float
+    start_ms: int
+    holdings: tuple[Holding, ...]
+    present: Mask  # the holding had a row
+    _gpu_rows: pd.DataFrame
+    _gpu_bins: np.ndarray
+    _slice_rows: pd.DataFrame
+    _slice_bins: np.ndarray
+    _slice_columns: np.ndarray
+    _wished: dict[str, float]  # pod -> share of a card that it asked for
+    _profile_share: dict[str, float]  # MIG profile -> share of the card's SMs
+
+    @property
+    def intervals(self) -> int:
+        """Number of intervals of the window."""
+        return int(self.present.shape[0])
+
+    def times_ms(self) -> np.ndarray:
+        """Return the start of each interval, in milliseconds since the epoch."""
+        return self.start_ms + (np.arange(self.intervals) * self.interval_seconds * 1000).astype(np.int64)
+
+    def of_card(self, field: str) -> Vector:
+        """Return a field of the card's rows on the grid, (T,)."""
+        out = np.full(self.intervals, np.nan)
+        if field in self._gpu_rows:
+            out[self._gpu_bins] = self._gpu_rows[field].to_numpy(np.float64)
+        return out
+
+    def of_slices(self, field: str) -> Matrix:
+        """Return a field of the slices' rows on the grid, (T, S)."""
+        out = np.full(self.present.shape, np.nan)
+        if field in self._slice_rows:
+            out[self._slice_bins, self._slice_columns] = self._slice_rows[field].to_numpy(np.float64)
+        return out
+
+    @cached_property
+    def observed(self) -> np.ndarray:
+        """Return where the card itself had a row, (T,)."""
+        out = np.zeros(self.intervals, dtype=bool)
+        out[self._gpu_bins] = True
+        return out
+
+    @cached_property
+    def alive(self) -> Mask:
+        """Return where each holding lives: from its first row to its last, without those where another has its slice."""
+        seen = self.present
+        alive: Mask = np.logical_or.accumulate(seen, axis=0) & np.logical_or.accumulate(seen[::-1], axis=0)[::-1]
+        for j, holding in enumerate(self.holdings):
+            rivals = [k for k, other in enumerate(self.holdings) if other.slice == holding.slice and k != j]
+            if rivals:
+                alive[:, j] &= seen[:, j] | ~alive[:, rivals].any(axis=1)
+        return alive
+
+    @cached_property
+    def held(self) -> Mask:
+        """Return where each holding lives and has a holder, (T, S)."""
+        mask: Mask = self.alive & np.array([h.held for h in self.holdings], dtype=bool)
+        return mask
+
+    @cached_property
+    def quota(self) -> Matrix:
+        """Return the share of the card that each holding is entitled to, (T, S); 0 where it does not live.
+
+        From the rows; else 1 for a whole card, the SM share of a MIG profile, what the pod asked for, or an equal part
+        of a time-sliced card; else NaN.
+        """
+        quota = _carried(self.of_slices("sm_quota_ratio"))
+        live = self.held.sum(axis=1)
+        for j, holding in enumerate(self.holdings):
+            unknown = np.isnan(quota[:, j])
+            if not unknown.any():
+                continue
+            fallback: float | np.ndarray = math.nan
+            if holding.kind == "whole":
+                fallback = 1.0
+            elif holding.kind == "mig":
+                fallback = self._profile_share.get(holding.profile, math.nan)
+            elif holding.pod in self._wished:
+                fallback = self._wished[holding.pod]
+            elif holding.kind == "timeslice":
+                fallback = 1.0 / np.maximum(live[unknown], 1)
+            quota[unknown, j] = fallback
+        quota[~self.alive] = 0.0
+        return quota
+
+    @cached_property
+    def activity(self) -> Vector:
+        """Return the card's own activity, (T,): sm_active, else engine_active, else busy."""
+        return np.clip(_first_known([self.of_card(name) for name in _ACTIVITY]), 0.0, 1.0)
+
+    @cached_property
+    def sampled(self) -> Mask:
+        """Return where a holding has a sample of its own activity, (T, S)."""
+        own = _first_known([self.of_slices(name) for name in _ACTIVITY])
+        whole = np.array([h.kind == "whole" for h in self.holdings], dtype=bool)
+        mask: Mask = ~np.isnan(own) | (whole & self.present & ~np.isnan(self.activity)[:, None])
+        return mask
+
+    @cached_property
+    def measured(self) -> np.ndarray:
+        """Return which holdings have SM or engine counters of their own, (S,); the others' use is divided out."""
+        own = _first_known([self.of_slices("sm_active_ratio"), self.of_slices("engine_active_ratio")])
+        alone = np.array([h.kind in {"whole", "mig"} for h in self.holdings], dtype=bool)
+        result: np.ndarray = (~np.isnan(own)).any(axis=0) | alone
+        return result
+
+    @cached_property
+    def used(self) -> Matrix:
+        """Return the share of the card's SMs that each holding uses, (T, S); 0 where it does not live, NaN: unknown.
+
+        The sum over holdings is at most 1.
+        """
+        used = self._own_use()
+        weights = self._weights()
+        divided = self.alive & ~self.measured
+        rest = self.activity - np.where(self.measured & ~np.isnan(used), used, 0.0).sum(axis=1)
+        total = np.where(divided & ~np.isnan(weights), weights, 0.0).sum(axis=1)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            to_card = np.where(total > 0, np.clip(rest, 0.0, None) / total, 0.0)
+        to_card = np.where(np.isnan(self.activity), 1.0, to_card)
+        used = np.where(divided, weights * to_card[:, None], used)
+        used[~self.alive] = 0.0
+        sums = np.nansum(used, axis=1)
+        return np.asarray(used / np.maximum(sums, 1.0)[:, None])
+
+    @cached_property
+    def unattributed(self) -> Vector:
+        """Return the card's activity that no holding accounts for, (T,): only where nobody's processes were seen."""
+        if self.mig or (self.measured & self.alive).any():
+            return np.zeros(self.intervals)
+        total = np.nansum(np.where(self.alive, self._weights(), 0.0), axis=1)
+        return np.where((total > 0) | np.isnan(self.activity), 0.0, self.activity)
+
+    @cached_property
+    def basis(self) -> tuple[str, ...]:
+        """Return by which field each holding's use is known, (S,); empty: by none."""
+        fields = []
+        for j, holding in enumerate(self.holdings):
+            own = [name for name in _ACTIVITY if not np.isnan(self.of_slices(name)[:, j]).all()]
+            if not own and holding.kind == "whole":
+                own = [name for name in _ACTIVITY if not np.isnan(self.of_card(name)).all()]
+            fields.append(own[0] if own else "")
+        return tuple(fields)
+
+    def _own_use(self) -> Matrix:
+        own = _first_known([self.of_slices("sm_active_ratio"), self.of_slices("engine_active_ratio")])
+        busy = self.of_slices("busy_ratio")
+        for j, holding in enumerate(self.holdings):
+            if holding.kind == "whole":
+                own[:, j] = np.where(np.isnan(own[:, j]), self.activity, own[:, j])
+            if holding.kind == "mig":
+                own[:, j] = np.where(np.isnan(own[:, j]), busy[:, j] * self.quota[:, j], own[:, j])
+        return _bridged(np.clip(own, 0.0, 1.0), self.alive)
+
+    def _weights(self) -> Matrix:
+        busy = _bridged(np.clip(self.of_slices("busy_ratio"), 0.0, 1.0), self.alive)
+        mps = np.array([h.kind == "mps" for h in self.holdings], dtype=bool)
+        known = np.where(np.isnan(self.quota), 1.0, self.quota)
+        return np.asarray(np.where(mps, busy * known, busy))
+
+
+def _first_known(candidates: list[np.ndarray]) -> np.ndarray:
+    out = candidates[0].copy()
+    for other in candidates[1:]:
+        out = np.where(np.isnan(out), other, out)
+    return out
+
+
+def _carried(matrix: Matrix) -> Matrix:
+    """Carry the last known value forward, then the first one back."""
+    frame = pd.DataFrame(matrix).ffill().bfill()
+    return frame.to_numpy(np.float64, copy=True)
+
+
+def _bridged(matrix: Matrix, alive: Mask) -> Matrix:
+    """Interpolate gaps of a few intervals inside the life of a holding."""
+    gaps = np.isnan(matrix) & alive
+    if not gaps.any():
+        return matrix
+    frame = pd.DataFrame(matrix)
+    filled = frame.interpolate(limit_area="inside").to_numpy(np.float64)
+    known = ~np.isnan(matrix)
+    index = np.arange(len(matrix))[:, None]
+    before = np.maximum.accumulate(np.where(known, index, -1), axis=0)
+    after = np.minimum.accumulate(np.where(known, index, len(matrix) * 2)[::-1], axis=0)[::-1]
+    short = (before >= 0) & (after - before <= _BRIDGE_INTERVALS + 1)
+    return np.where(gaps & short, filled, matrix)
+
+
+def _bins(frame: pd.DataFrame, start_ms: int, step_ms: float, count: int) -> np.ndarray:
+    times = frame["time"].to_numpy("datetime64[ms]").astype(np.int64)
+    return np.asarray(np.clip((times - start_ms) // step_ms, 0, count - 1), dtype=np.intp)
+
+
+def cards(partition: Partition) -> list[Card]:
+    """Return the cards of a node, sorted by name: those with rows, and those that only facts know."""
+    facts = partition.facts
+    start_ms = int(partition.window.start.timestamp() * 1000)
+    step_ms = partition.interval_seconds * 1000
+    count = max(math.ceil(partition.window.seconds / partition.interval_seconds), 1)
+    named = facts[
+        (facts["kind"] == "gpu") & (facts["cluster"] == partition.cluster) & (facts["node"] == partition.node)
+    ]
+    rows = partition.gpu.groupby("gpu", sort=True).indices
+    parts = partition.slice.groupby("gpu", sort=True).indices
+    models = hardware_facts(facts, "gpu", "model")
+    counts = hardware_facts(facts, "gpu", "sm_count")
+    modes = hardware_facts(facts, "gpu", "mig")
+    described = {name: hardware_facts(facts, "slice", name) for name in ("kind", "profile", "pod")}
+    wished = _wished_shares(requests(facts))
+    found = []
+    for gpu in sorted({*rows, *parts, *named["gpu"]}):
+        key = (partition.cluster, partition.node, gpu, "")
+        gpu_rows = partition.gpu.iloc[rows.get(gpu, [])]
+        slice_rows = partition.slice.iloc[parts.get(gpu, [])]
+        slice_bins = _bins(slice_rows, start_ms, step_ms, count)
+        columns, holdings = _holdings(slice_rows, key, described)
+        present = np.zeros((count, len(holdings)), dtype=bool)
+        present[slice_bins, columns] = True
+        profiles = sorted({h.profile for h in holdings if h.kind == "mig" and h.profile})
+        model = models.get(key, "")
+        board = board_of(model, profiles)
+        found.append(
+            Card(
+                cluster=partition.cluster,
+                node=partition.node,
+                gpu=gpu,
+                model=model,
+                sm_count=_sm_count(counts.get(key), model),
+                mig=any(h.kind == "mig" for h in holdings) or modes.get(key, "") in {"1", "true", "enabled"},
+                interval_seconds=partition.interval_seconds,
+                start_ms=start_ms,
+                holdings=holdings,
+                present=present,
+                _gpu_rows=gpu_rows,
+                _gpu_bins=_bins(gpu_rows, start_ms, step_ms, count),
+                _slice_rows=slice_rows,
+                _slice_bins=slice_bins,
+                _slice_columns=columns,
+                _wished=wished,
+                _profile_share={p: board.sm_share(p)[0] for p in profiles if board and p in board.profiles},
+            )
+        )
+    return found
+
+
+def _sm_count(fact: str | None, model: str) -> float:
+    known = to_float(fact)
+    if not math.isnan(known):
+        return known
+    known_model = gpu_model(model) if model else None
+    return float(known_model.sm_count) if known_model is not None and known_model.sm_count else math.nan
+
+
+def _wished_shares(asked: list[Request]) -> dict[str, float]:
+    return {r.pod: r.share for r in asked if 0 < r.share <= 1}
+
+
+def _holdings(
+    rows: pd.DataFrame, card: tuple[str, str, str, str], described: dict[str, dict[tuple[str, str, str, str], str]]
+) -> tuple[np.ndarray, tuple[Holding, ...]]:
+    grouped = rows.groupby(["slice", "tenant", "workload"], sort=True)
+    columns = grouped.ngroup().to_numpy(np.intp)
+    holdings = []
+    for slice_id, tenant, workload in grouped.indices:
+        key = (*card[:3], slice_id)
+        kind = described["kind"].get(key, "whole" if slice_id == "whole" else UNKNOWN)
+        profile = described["profile"].get(key, "").removeprefix("mig-")
+        holdings.append(Holding(slice_id, tenant, workload, kind, profile, described["pod"].get(key, "")))
+    return columns, tuple(holdings)

@@ -1,0 +1,231 @@
+"""Useful work from telemetry alone: solo SM-seconds of the work that was finished.
+
+What a unit of work (a request, a training step) costs when nothing disturbs it is learnt per workload and card model
+from the workload's own least disturbed intervals: those where its service time per unit is lowest; without a service
+time, those where it spent the fewest SM-seconds a unit. Useful is that cost times the requests within their objective
+or the steps finished. SM activity itself is not useful: it rises when slices fight.
+
+A slow clock stretches SM-seconds as much as it stretches time, so costs are counted at the full clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pandas as pd
+
+from analyzer.protocols import Partition
+from analyzer.shares import Card, Matrix, Vector, cards
+
+# A card whose SM count nobody tells is counted as one with so many, and listed as assumed.
+ASSUMED_SM_COUNT = 100.0
+HOUR_MS = 3_600_000
+
+# The least disturbed intervals: this share of those with enough work, but not fewer than the count (else all).
+_CALM_SHARE = 0.2
+_CALM_FEWEST = 12
+# An interval with less than this share of the workload's median work is too thin: background use would weigh too much.
+_THIN_WORK = 0.3
+# Of several slices of one workload the calm ones are believed: this quantile of their costs, weighed by samples.
+_SLICE_QUANTILE = 0.25
+
+WORK_COLUMNS = (
+    "cluster",
+    "node",
+    "gpu",
+    "slice",
+    "tenant",
+    "workload",
+    "hour",
+    "model",
+    "sm_count",
+    "unit",
+    "used",
+    "work",
+    "finished",
+    "paced_work",
+    "paced_seconds",
+    "throttled_work",
+    "barren",
+    "solo_cost",
+    "solo_step_seconds",
+    "solo_samples",
+)
+_WORKLOAD = ["tenant", "workload", "model", "unit"]
+
+
+def sm_count_of(card: Card) -> float:
+    """Return the card's SM count, or the assumed one."""
+    return ASSUMED_SM_COUNT if np.isnan(card.sm_count) else card.sm_count
+
+
+def hour_bins(card: Card) -> tuple[np.ndarray, np.ndarray]:
+    """Return the index of each hour's first interval, and the hours' starts in milliseconds since the epoch."""
+    hours = card.times_ms() // HOUR_MS
+    first = np.flatnonzero(np.r_[True, hours[1:] != hours[:-1]])
+    return first, hours[first] * HOUR_MS
+
+
+def per_hour(values: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Sum over the intervals of each hour; NaN counts as nothing."""
+    return np.asarray(np.add.reduceat(np.nan_to_num(values, nan=0.0), first, axis=0))
+
+
+def measure_useful(partition: Partition) -> pd.DataFrame:
+    """Return work and cost per slice and hour of one node: columns `WORK_COLUMNS`; SM-seconds, units of work."""
+    frames = [measure_card_work(card) for card in cards(partition)]
+    return pd.concat([f for f in frames if len(f)], ignore_index=True) if any(len(f) for f in frames) else _nothing()
+
+
+def _nothing() -> pd.DataFrame:
+    return pd.DataFrame({name: [] for name in WORK_COLUMNS})
+
+
+def clock_ratio(card: Card) -> Vector:
+    """Return the SM clock over the highest that the card was seen to keep (its 99 % in the window), (T,); NaN absent."""
+    clock = card.of_card("sm_clock_hertz")
+    known = clock[~np.isnan(clock)]
+    if not len(known):
+        return clock
+    return np.minimum(clock / np.quantile(known, 0.99), 1.0)
+
+
+def throttled(card: Card) -> np.ndarray:
+    """Return where the card says that its clocks were lowered for power or heat, (T,)."""
+    reasons = [card.of_card(f"throttle_{why}_ratio") for why in ("power", "thermal", "brake")]
+    return np.asarray(np.nansum(reasons, axis=0) > 0)
+
+
+def measure_card_work(card: Card) -> pd.DataFrame:
+    """Return the rows of `measure_useful` for one card."""
+    seconds = card.interval_seconds
+    rates = card.of_slices("requests_per_second")
+    within = card.of_slices("within_objective_per_second")
+    steps = card.of_slices("steps_count")
+    pace = card.of_slices("step_seconds")
+    sm_seconds = card.used * sm_count_of(card) * seconds
+    # A clock counts as lowered only where the card says why: idle cards clock down by themselves.
+    clock = np.where(throttled(card), np.nan_to_num(clock_ratio(card), nan=1.0), 1.0)
+    first, hours = hour_bins(card)
+    frames = []
+    for j, holding in enumerate(card.holdings):
+        if not holding.held:
+            continue
+        serves = not np.isnan(rates[:, j]).all()
+        works = serves or not np.isnan(steps[:, j]).all()
+        work = rates[:, j] * seconds if serves else steps[:, j]
+        # Without an objective every finished request counts: nobody said what late is.
+        judged = np.where(np.isnan(within[:, j]), rates[:, j], within[:, j]) * seconds if serves else steps[:, j]
+        sampled = card.sampled[:, j]
+        cost, step, count = _solo(np.where(sampled, sm_seconds[:, j], np.nan), work, pace[:, j], clock)
+        paced = np.where(np.isnan(pace[:, j]), np.nan, work)
+        none_done = np.nan_to_num(work, nan=0.0) <= 0
+        frames.append(
+            pd.DataFrame(
+                {
+                    "cluster": card.cluster,
+                    "node": card.node,
+                    "gpu": card.gpu,
+                    "slice": holding.slice,
+                    "tenant": holding.tenant,
+                    "workload": holding.workload,
+                    "hour": hours,
+                    "model": card.model,
+                    "sm_count": sm_count_of(card),
+                    "unit": ("request" if serves else "step") if works else "",
+                    "used": per_hour(sm_seconds[:, j], first),
+                    "work": per_hour(work, first),
+                    "finished": per_hour(judged, first),
+                    "paced_work": per_hour(paced, first),
+                    "paced_seconds": per_hour(paced * pace[:, j] * clock, first),
+                    "throttled_work": per_hour(work * (1 / clock - 1), first),
+                    "barren": per_hour(np.where(none_done, sm_seconds[:, j], 0.0), first),
+                    "solo_cost": cost,
+                    "solo_step_seconds": step,
+                    "solo_samples": float(count),
+                }
+            )
+        )
+    return pd.concat(frames, ignore_index=True) if frames else _nothing()
+
+
+def _solo(sm_seconds: Vector, work: Vector, pace: Vector, clock: Vector) -> tuple[float, float, int]:
+    """Return SM-seconds a unit and seconds a unit in the least disturbed intervals, and how many there were."""
+    good = ~np.isnan(sm_seconds) & (np.nan_to_num(work, nan=0.0) > 0)
+    if not good.any():
+        return np.nan, np.nan, 0
+    good &= work >= _THIN_WORK * np.median(work[good])
+    spent, done = sm_seconds[good] * clock[good], work[good]
+    seconds = pace[good] * clock[good]
+    rank = spent / done if np.isnan(seconds).mean() > 0.5 else seconds
+    known = np.flatnonzero(~np.isnan(rank))
+    count = min(max(round(_CALM_SHARE * len(known)), _CALM_FEWEST), len(known))
+    calm = known[np.argsort(rank[known], kind="stable")[:count]]
+    step = float(np.median(seconds[calm])) if not np.isnan(seconds[calm]).any() else np.nan
+    return float(spent[calm].sum() / done[calm].sum()), step, count
+
+
+def solo_costs(measures: pd.DataFrame) -> pd.DataFrame:
+    """Return what a unit of work costs undisturbed: one row a workload, card model and unit.
+
+    Args:
+        measures: rows of `measure_useful` of all nodes.
+
+    Returns:
+        Columns tenant, workload, model, unit, cost (SM-seconds a unit), step_seconds, samples.
+    """
+    slices = measures[measures["solo_cost"].notna()].drop_duplicates(
+        ["cluster", "node", "gpu", "slice", "tenant", "workload"]
+    )
+    rows = [
+        (*key, *_believed(group["solo_cost"], group["solo_step_seconds"], group["solo_samples"]))
+        for key, group in slices.groupby(_WORKLOAD, sort=True)
+    ]
+    return pd.DataFrame(rows, columns=[*_WORKLOAD, "cost", "step_seconds", "samples"])
+
+
+def _believed(costs: pd.Series, steps: pd.Series, samples: pd.Series) -> tuple[float, float, float]:
+    order = np.argsort(costs.to_numpy(), kind="stable")
+    weight = np.cumsum(samples.to_numpy()[order])
+    chosen = order[np.searchsorted(weight, _SLICE_QUANTILE * weight[-1])]
+    known = steps[steps.notna()]
+    return float(costs.iloc[chosen]), float(known.min()) if len(known) else np.nan, float(weight[-1])
+
+
+def estimate_useful(measures: pd.DataFrame) -> pd.DataFrame:
+    """Estimate useful SM-seconds per slice and hour.
+
+    Args:
+        measures: rows of `measure_useful` of all nodes.
+
+    Returns:
+        The rows, sorted, with `cost` (solo SM-seconds a unit), `useful` (SM-seconds; NaN where the work has no unit)
+        and `step_seconds` (undisturbed).
+    """
+    rows = measures.sort_values(list(WORK_COLUMNS[:7]), kind="stable", ignore_index=True)
+    rows = rows.merge(solo_costs(rows), on=_WORKLOAD, how="left", sort=False)
+    rows["useful"] = rows["finished"] * rows["cost"]
+    return rows
+
+
+def useful_by_hour(partitions: Iterable[Partition]) -> pd.DataFrame:
+    """Return the fleet's useful SM-seconds and capacity per hour: columns hour (ms), useful, capacity, ratio.
+
+    Capacity counts every card of the partitions, seen or not, for the part of the hour that lies in the window.
+    """
+    measures, capacities = [], []
+    for partition in partitions:
+        for card in cards(partition):
+            measures.append(measure_card_work(card))
+            first, hours = hour_bins(card)
+            whole = np.full(card.intervals, sm_count_of(card) * card.interval_seconds)
+            capacities.append(pd.DataFrame({"hour": hours, "capacity": per_hour(whole, first)}))
+    if not capacities:
+        return pd.DataFrame({name: pd.Series(dtype="float64") for name in ("hour", "useful", "capacity", "ratio")})
+    capacity = pd.concat(capacities).groupby("hour")["capacity"].sum()
+    found = [m for m in measures if len(m)]
+    useful = estimate_useful(pd.concat(found, ignore_index=True)).groupby("hour")["useful"].sum() if found else 0.0
+    table = pd.DataFrame({"capacity": capacity, "useful": useful}).fillna({"useful": 0.0})
+    table["ratio"] = table["useful"] / table["capacity"]
+    return table.reset_index()[["hour", "useful", "capacity", "ratio"]]
