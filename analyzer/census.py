@@ -9,7 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from analyzer.codes import CODES, Scope
+from analyzer.codes import Scope
+from analyzer.codes import codes as catalogue
 from analyzer.protocols import Partition, Withheld
 from analyzer.shares import cards
 
@@ -90,7 +91,7 @@ def take_census(subjects: pd.DataFrame, codes: Sequence[str], withheld: Iterable
             said[w.code].setdefault((w.cluster, w.node, w.gpu, w.slice), w)
     counted = []
     for code in sorted(said):
-        scope = CODES[code].scope
+        scope = catalogue()[code].scope
         about = universe[scope]
         told = [w for key, w in said[code].items() if key in about]
         missing = sum(w.applicable for w in told)

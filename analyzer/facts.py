@@ -24,6 +24,12 @@ def no_facts() -> pd.DataFrame:
     return frame.astype({"from": "datetime64[ms, UTC]", "to": "datetime64[ms, UTC]"})
 
 
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows as mappings of column to value."""
+    names = [str(name) for name in frame.columns]
+    return [dict(zip(names, row, strict=True)) for row in frame.itertuples(index=False, name=None)]
+
+
 def hardware_facts(facts: pd.DataFrame, kind: str, name: str, at: datetime | None = None) -> dict[Key, str]:
     """Return the value of fact `name` of each subject of `kind`, as of `at` (None: the newest known)."""
     found = facts[(facts["kind"] == kind) & (facts["name"] == name)]

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
+from analyzer.facts import records
 from analyzer.findings import Effect, Finding, Role, SubjectRef, Verdict, finding_id, make_finding
 from analyzer.protocols import Conclusion, Context, Needs, Partition, Withheld
 from analyzer.settings import AnalyzeSettings
@@ -73,7 +74,7 @@ class HealthDetector:
     """Reads XID events and notices cards that went away while their node went on reporting."""
 
     codes = ("TT601", "TT604")
-    needs: Needs = {"TT601": {}, "TT604": {}}  # events and the presence of rows; no field
+    needs: ClassVar[Needs] = {"TT601": {}, "TT604": {}}  # events and the presence of rows; no field
 
     def __init__(self, settings: AnalyzeSettings | None = None) -> None:
         self._settings = settings or AnalyzeSettings()
@@ -121,11 +122,12 @@ class HealthDetector:
         """Group XIDs a card and number, and judge each card that went away."""
         ordered = measures.sort_values(["cluster", "node", "gpu", "code", "at_ms", "number"], kind="stable")
         findings, withheld = [], []
-        for (cluster, node, gpu), rows in ordered.groupby(["cluster", "node", "gpu"], sort=True):
+        for key, rows in ordered.groupby(["cluster", "node", "gpu"], sort=True):
+            cluster, node, gpu = map(str, key)
             subject = (SubjectRef(Role.SUBJECT, cluster, node, gpu),)
             errors = rows[rows["code"] == "TT601"]
             findings += _xid_findings(subject, errors, context)
-            for row in rows[rows["code"] == "TT604"].to_dict("records"):
+            for row in records(rows[rows["code"] == "TT604"]):
                 if row["withheld"]:
                     withheld.append(Withheld("TT604", cluster, node, gpu, "", row["withheld"]))
                 elif not math.isnan(row["lost_since_ms"]):

@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
+from analyzer.facts import records
 from analyzer.findings import Effect, Finding, Role, SubjectRef, Verdict, make_finding
 from analyzer.ledger import reserved_shares
 from analyzer.mig import board_of
@@ -64,7 +66,7 @@ class IdleDetector:
     """Finds slices that are held and not used, and quotas far above their peak use."""
 
     codes = ("TT301", "TT311")
-    needs: Needs = {  # alternatives are joined by `|`
+    needs: ClassVar[Needs] = {  # alternatives are joined by `|`
         "TT301": {"slice": ("sm_active_ratio|engine_active_ratio|busy_ratio",)},
         "TT311": {"slice": ("sm_active_ratio|engine_active_ratio|busy_ratio", "sm_quota_ratio")},
     }
@@ -131,7 +133,7 @@ class IdleDetector:
         """Judge each slice."""
         reserves = reserved_shares(context)
         findings, withheld = [], []
-        for row in measures.sort_values([*_KEY, "code"], kind="stable").to_dict("records"):
+        for row in records(measures.sort_values([*_KEY, "code"], kind="stable")):
             reserve = reserves.get((row["tenant"], row["workload"]), 0.0)
             judged: Finding | Withheld | None
             if row["withheld"]:
@@ -265,7 +267,7 @@ def right_size(row: dict[str, Any], *, online: bool) -> Size:
 
 
 def smallest_profile(model: str, present: str, target: float) -> str | None:
-    """Return the smallest MIG profile with at least `target` of the card's SMs, where it is smaller than the present."""
+    """Return the smallest MIG profile with at least `target` of the card's SMs; None: none below the present one."""
     board = board_of(model, [present])
     if board is None or present not in board.profiles:
         return None
@@ -291,7 +293,7 @@ def _idle_stretch(card: Card, j: int, below: float) -> dict[str, Any]:
     """Return the stretch without activity that reaches to the newest sample (empty: since = until)."""
     sampled = card.sampled[:, j]
     serving = np.nan_to_num(card.of_slices("requests_per_second")[:, j]) > 0
-    active = (sampled & ~(_own_activity(card, j) < below)) | serving
+    active = np.asarray((sampled & ~(_own_activity(card, j) < below)) | serving)
     alive = card.alive[:, j]
     last = _last(alive)
     first = int(np.argmax(alive))
@@ -348,7 +350,7 @@ def _use(card: Card, j: int, settings: AnalyzeSettings) -> dict[str, Any]:
     return use
 
 
-def _last(mask: np.ndarray) -> int:
+def _last(mask: npt.NDArray[np.bool_]) -> int:
     where = np.flatnonzero(mask)
     return int(where[-1]) if len(where) else -1
 

@@ -252,9 +252,9 @@ def reserved_shares(context: Context) -> dict[tuple[str, str], float]:
     top = forecasts[(forecasts["quantile"] == forecasts["quantile"].max()) & forecasts["value"].notna()]
     peaks = top.groupby("series")["value"].max()
     by_workload = peaks.groupby(peaks.index.str.rsplit("#", n=1).str[0]).mean()
-    for key in shares:
+    for key, floor in shares.items():
         if context.declarations[key].declaration.service_class == "online":
-            shares[key] = max(shares[key], min(float(by_workload.get("/".join(key), 0.0)), 1.0))
+            shares[key] = max(floor, min(float(by_workload.get("/".join(key), 0.0)), 1.0))
     return shares
 
 

@@ -303,11 +303,9 @@ def fitting_profiles(board: Board, profiles: tuple[str, ...]) -> frozenset[str]:
     for layout in layouts(board, profiles):
         mask, compute, counts = _used(board, layout)
         for profile in board.profiles.values():
-            if profile.name in found or counts[profile.name] >= profile.most:
-                continue
-            if profile.compute <= board.compute_slices - compute:
-                if any(not mask & _bits(s, profile.size) for s in profile.starts):
-                    found.add(profile.name)
+            room = counts[profile.name] < profile.most and profile.compute <= board.compute_slices - compute
+            if room and any(not mask & _bits(s, profile.size) for s in profile.starts):
+                found.add(profile.name)
     return frozenset(found)
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from analyzer.facts import Request, hardware_facts, requests, to_float
@@ -22,9 +23,9 @@ from analyzer.protocols import Partition
 from collector.gpu_models import gpu_model
 from collector.schema import NOBODY, UNKNOWN
 
-Matrix = np.ndarray[tuple[int, int], np.dtype[np.float64]]
-Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
-Mask = np.ndarray[tuple[int, int], np.dtype[np.bool_]]
+Matrix = npt.NDArray[np.float64]  # (T, S)
+Vector = npt.NDArray[np.float64]  # (T,)
+Mask = npt.NDArray[np.bool_]
 
 # A slice's sample that is missing is bridged over at most so many intervals, to divide a card's measured activity.
 _BRIDGE_INTERVALS = 5
@@ -102,7 +103,7 @@ class Card:
 
     @cached_property
     def alive(self) -> Mask:
-        """Return where each holding lives: from its first row to its last, without those where another has its slice."""
+        """Return where each holding lives, (T, S): from its first row to its last, unless another has its slice."""
         seen = self.present
         alive: Mask = np.logical_or.accumulate(seen, axis=0) & np.logical_or.accumulate(seen[::-1], axis=0)[::-1]
         for j, holding in enumerate(self.holdings):
@@ -146,7 +147,7 @@ class Card:
     @cached_property
     def activity(self) -> Vector:
         """Return the card's own activity, (T,): sm_active, else engine_active, else busy."""
-        return np.clip(_first_known([self.of_card(name) for name in _ACTIVITY]), 0.0, 1.0)
+        return np.asarray(np.clip(_first_known([self.of_card(name) for name in _ACTIVITY]), 0.0, 1.0))
 
     @cached_property
     def sampled(self) -> Mask:
@@ -219,7 +220,7 @@ class Card:
         return np.asarray(np.where(mps, busy * known, busy))
 
 
-def _first_known(candidates: list[np.ndarray]) -> np.ndarray:
+def _first_known(candidates: list[Matrix]) -> Matrix:
     out = candidates[0].copy()
     for other in candidates[1:]:
         out = np.where(np.isnan(out), other, out)
@@ -322,7 +323,8 @@ def _holdings(
     grouped = rows.groupby(["slice", "tenant", "workload"], sort=True)
     columns = grouped.ngroup().to_numpy(np.intp)
     holdings = []
-    for slice_id, tenant, workload in grouped.indices:
+    names = rows[["slice", "tenant", "workload"]].drop_duplicates().sort_values(["slice", "tenant", "workload"])
+    for slice_id, tenant, workload in names.itertuples(index=False, name=None):
         key = (*card[:3], slice_id)
         kind = described["kind"].get(key, "whole" if slice_id == "whole" else UNKNOWN)
         profile = described["profile"].get(key, "").removeprefix("mig-")

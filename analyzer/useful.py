@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.protocols import Partition
-from analyzer.shares import Card, Matrix, Vector, cards
+from analyzer.shares import Card, Vector, cards
 
 # A card whose SM count nobody tells is counted as one with so many, and listed as assumed.
 ASSUMED_SM_COUNT = 100.0
@@ -83,7 +83,7 @@ def _nothing() -> pd.DataFrame:
 
 
 def clock_ratio(card: Card) -> Vector:
-    """Return the SM clock over the highest that the card was seen to keep (its 99 % in the window), (T,); NaN absent."""
+    """Return the SM clock over the highest that the card kept (its 99 % in the window), (T,); NaN: absent."""
     clock = card.of_card("sm_clock_hertz")
     known = clock[~np.isnan(clock)]
     if not len(known):

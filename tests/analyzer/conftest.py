@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
@@ -58,14 +58,14 @@ class Node:
         **fields: Any,
     ) -> None:
         self.rows("slice", {"gpu": gpu, "slice": slice_id, "tenant": tenant, "workload": workload}, fields, keep)
-        self.fact("slice", "kind", kind, gpu=gpu, slice=slice_id)
+        self.fact("slice", "kind", kind, gpu=gpu, part=slice_id)
         if pod:
-            self.fact("slice", "pod", pod, gpu=gpu, slice=slice_id)
+            self.fact("slice", "pod", pod, gpu=gpu, part=slice_id)
         if profile:
-            self.fact("slice", "profile", profile, gpu=gpu, slice=slice_id)
+            self.fact("slice", "profile", profile, gpu=gpu, part=slice_id)
 
     def fact(
-        self, kind: str, name: str, value: str, *, gpu: str = "", slice: str = "", object: str = "", **span: Any
+        self, kind: str, name: str, value: str, *, gpu: str = "", part: str = "", thing: str = "", **span: Any
     ) -> None:
         self._facts.append(
             {
@@ -73,8 +73,8 @@ class Node:
                 "cluster": "c",
                 "node": "" if kind in {"pod", "workload", "cluster"} else self.name,
                 "gpu": gpu,
-                "slice": slice,
-                "object": object,
+                "slice": part,
+                "object": thing,
                 "name": name,
                 "value": value,
                 "from": span.get("start", self.window.start),
@@ -84,9 +84,9 @@ class Node:
         )
 
     def request(self, pod: str, *, waiting: bool = False, start: datetime | None = None, **wish: Any) -> None:
-        self.fact("pod", "request", json.dumps(wish), object=pod, start=start or self.window.start)
+        self.fact("pod", "request", json.dumps(wish), thing=pod, start=start or self.window.start)
         if not waiting:
-            self.fact("pod", "started", "1", object=pod)
+            self.fact("pod", "started", "1", thing=pod)
 
     def event(self, code: str, message: str, minute: float, gpu: str = "GPU-1", severity: str = "error") -> None:
         self._events.append(
