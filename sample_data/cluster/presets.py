@@ -264,7 +264,7 @@ def _node_vgpu(b: _Builder) -> None:
     b.service(10, "vision-gate", "vision", "triton", 0.12, 0.34, memory_gib=8)
     b.service(10, "vision-log", "vision", "triton", 0.08, 0.24, memory_gib=6, downstream_of="vision-gate")
     b.trainer(10, "rl-train", "research", 0.18, memory_gib=10)
-    b.service(10, "kvstore", "research", "triton", 0.04, 0.12, memory_gib=5, memory_quota_gib=8, growth_gib_per_hour=0.045)
+    b.service(10, "kvstore", "research", "triton", 0.04, 0.12, memory_gib=5, memory_quota_gib=8, growth_gib_per_hour=0.062)
     b.service(11, "chat", "language", "vllm", 0.13, 0.36, memory_gib=16, replicas=2)
     b.service(11, "intent", "language", "triton", 0.08, 0.26, memory_gib=6, replicas=2)
     b.trainer(11, "video-train", "vision", 0.18, memory_gib=10)

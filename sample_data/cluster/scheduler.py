@@ -68,6 +68,23 @@ class Pool:
         """Cards that a tenant's running jobs hold."""
         return sum(self._cards(j) for j in self.running.values() if j.arrival.tenant == tenant)
 
+    def pending_cards(self, tenant: str) -> float:
+        """Cards that a tenant's waiting jobs ask for."""
+        return sum(self._cards(j) for j in self.waiting[tenant])
+
+    def free_cards(self, tenant: str) -> float:
+        """Cards in empty seats of the classes that a tenant's waiting jobs ask for, up to what they ask."""
+        free = 0.0
+        for name, job_class in self.classes.items():
+            seats = sum(c == name and s not in self.running and s not in self.lost_seats for s, c in self.seats.items())
+            asked = sum(j.arrival.job_class == name for j in self.waiting[tenant])
+            free += min(seats, asked) * job_class.cards
+        return free
+
+    def capacity_cards(self) -> float:
+        """Cards in all seats that are left."""
+        return sum(self.classes[c].cards for s, c in self.seats.items() if s not in self.lost_seats)
+
     def finish(self, seat: int) -> Job:
         """Take a finished job from its seat."""
         job = self.running.pop(seat)
@@ -123,7 +140,7 @@ class Pool:
         if self.rule == "kueue":
             return dict(self.quota)
         demand = {t: self.allocated(t) + sum(self._cards(j) for j in self.waiting[t]) for t in self.queues}
-        total = sum(self.classes[c].cards for s, c in self.seats.items() if s not in self.lost_seats)
+        total = self.capacity_cards()
         share = {t: min(self.quota[t], demand[t]) for t in self.queues}
         left = max(total - sum(share.values()), 0.0)
         for level in sorted({q.priority for q in self.queues.values()}, reverse=True) if self.rule == "kai" else (None,):

@@ -92,6 +92,8 @@ class World:
         self.memory_quota = np.array([s.memory_quota_bytes for s in slices])
         self._memory_base = np.array([s.memory_used_bytes for s in slices])
         self._memory_growth = np.array([s.memory_growth_bytes_per_hour for s in slices])
+        self._grown = np.zeros(len(slices))
+        self.out_of_memory: list[int] = []  # slices whose process died of it in the last minute
         self.card_alive = np.ones(len(cards), dtype=bool)
         self.down_until = np.zeros(len(slices), dtype=np.int64)
         self.backlog = np.zeros(len(slices))
@@ -303,8 +305,14 @@ class World:
         return self._sum_cards(self.observation.used * self._intensity)
 
     def _memory(self, running: BoolArray) -> FloatArray:
-        grown = self._memory_base + self._memory_growth * self.minute / 60.0
-        return np.where(running, np.minimum(grown, self.memory_quota), 0.0)
+        """Memory in use: it grows, and a process that is refused more dies and starts anew; a lower quota frees nothing."""
+        self._grown = np.where(running, self._grown + self._memory_growth / 60.0, 0.0)
+        used = self._memory_base + self._grown
+        self.out_of_memory = [int(i) for i in np.flatnonzero(running & (self._memory_growth > 0) & (used > self.memory_quota))]
+        for i in self.out_of_memory:
+            self._grown[i] = 0.0
+            self.restart(i)
+        return np.where(running, used, 0.0)
 
     def _remember(
         self,
