@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from collector.clock import SystemClock
+from collector.clock import Clock, SystemClock
 from collector.errors import InputRejectedError
 from collector.schema import MEASUREMENTS
 from collector.window import parse_instant
@@ -44,6 +44,7 @@ class Context:
 
     config: Path | None = None
     debug: bool = False
+    clock: Clock = field(default_factory=SystemClock)
 
     @cached_property
     def loaded(self) -> Loaded:
