@@ -1,0 +1,136 @@
+"""TT101: one slice hurts another on the same card."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from dataclasses import asdict, fields
+from typing import Any
+
+import pandas as pd
+
+from analyzer.contention.pairs import PairMeasure, measure_card
+from analyzer.contention.series import cards
+from analyzer.contention.verdict import Judgement, benjamini_hochberg, describe, judge, risk
+from analyzer.findings import Effect, Finding, Role, SubjectRef, Verdict, make_finding
+from analyzer.protocols import Conclusion, Context, Needs, Partition, Withheld
+from analyzer.settings import AnalyzeSettings
+
+CODE = "TT101"
+_COLUMNS = [field.name for field in fields(PairMeasure)]
+_TEXT = [field.name for field in fields(PairMeasure) if field.type == "str"]
+_EVIDENCE = (
+    "cost",
+    "activity",
+    "samples",
+    "swing",
+    "episodes",
+    "controls",
+    "correlation",
+    "z",
+    "influence_z",
+    "lead_z",
+    "lag_z",
+    "same_z",
+    "states",
+    "state_z",
+    "state_share",
+    "shape_z",
+    "own_z",
+    "pace",
+    "low_skew",
+    "high_skew",
+    "separation",
+    "channel_shares",
+)
+_ORDER = {Verdict.HOLDS: 0, Verdict.SUSPECTED: 1, Verdict.CANNOT_TELL: 2, Verdict.NO_EFFECT: 3}
+
+
+class ContentionDetector:
+    """Finds who slows whom on a card, from service times and activity alone."""
+
+    def __init__(self, settings: AnalyzeSettings | None = None) -> None:
+        self._settings = settings if settings is not None else AnalyzeSettings()  # type: ignore[call-arg]
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """Finding codes that it can give."""
+        return (CODE,)
+
+    @property
+    def needs(self) -> Needs:
+        """Nothing is needed in every case: each field has a stand-in, and a pair without any is counted by name."""
+        return {CODE: {"slice": ()}}
+
+    def measure(self, partition: Partition) -> pd.DataFrame:
+        """Measure every directed pair of holders that share a card of this node: one row a pair (`PairMeasure`)."""
+        rows: list[PairMeasure] = []
+        for card in cards(partition):
+            rows += measure_card(
+                card,
+                cluster=partition.cluster,
+                node=partition.node,
+                interval_seconds=partition.interval_seconds,
+                coverage_floor=self._settings.coverage_floor,
+            )
+        return pd.DataFrame([asdict(row) for row in rows], columns=_COLUMNS)
+
+    def conclude(self, measures: pd.DataFrame, context: Context) -> Conclusion:
+        """Control false discoveries over the fleet and give every pair its verdict.
+
+        Each pair is exactly one finding, or (where it could not be tested) one entry of `withheld`.
+        """
+        pairs = [_pair(row) for row in measures.to_dict("records")]
+        pairs.sort(key=lambda pair: (pair.cluster, pair.node, pair.gpu, pair.victim, pair.suspect))
+        quality = benjamini_hochberg([pair.p for pair in pairs])
+        findings: list[Finding] = []
+        withheld: list[Withheld] = []
+        for pair, q in zip(pairs, quality, strict=True):
+            if pair.untested:
+                reason = f"{pair.suspect} against it: {pair.untested}; needs {pair.needs}"
+                withheld.append(Withheld(CODE, pair.cluster, pair.node, pair.gpu, pair.victim, reason))
+                continue
+            judgement = judge(
+                pair, float(q), fdr=self._settings.fdr, effect_floor=self._settings.contention_effect_floor
+            )
+            findings.append(_finding(pair, float(q), judgement, context))
+        findings.sort(key=lambda f: (_ORDER[f.verdict], -(f.effect.value if f.effect else 0.0), f.id))
+        return Conclusion(findings, withheld)
+
+
+def _pair(row: dict[Hashable, Any]) -> PairMeasure:
+    values = {name: row[name] for name in _COLUMNS}
+    for name in _TEXT:
+        values[name] = values[name] if isinstance(values[name], str) else ""
+    return PairMeasure(**values)
+
+
+def _finding(pair: PairMeasure, q: float, judgement: Judgement, context: Context) -> Finding:
+    subjects = (
+        SubjectRef(
+            Role.VICTIM, pair.cluster, pair.node, pair.gpu, pair.victim, pair.victim_workload, pair.victim_tenant
+        ),
+        SubjectRef(
+            Role.SUSPECT, pair.cluster, pair.node, pair.gpu, pair.suspect, pair.suspect_workload, pair.suspect_tenant
+        ),
+    )
+    evidence = {name: getattr(pair, name) for name in _EVIDENCE} | {"reason": judgement.reason}
+    measured = math.isfinite(pair.effect)
+    return make_finding(
+        CODE,
+        judgement.verdict,
+        subjects,
+        context.window,
+        claim=describe(pair, judgement),
+        risk=risk(pair),
+        confidence=judgement.confidence,
+        coverage=pair.coverage,
+        effect=Effect(pair.effect, "ratio", pair.effect_lower, pair.effect_upper) if measured else None,
+        lag_seconds=pair.lag_seconds,
+        channel=pair.channel or None,
+        p=pair.p,
+        q=q,
+        evidence=evidence,
+        needs=judgement.needs,
+        simulated=context.simulated,
+    )

@@ -1,0 +1,238 @@
+"""Who moves whom: two series that move together in the same minute do not say it by time alone.
+
+A passive record settles it only where the suspect shows a will of its own. Four looks, each blind where another sees:
+
+- *time*: after prewhitening by the suspect's own rhythm (Box and Jenkins), is the peak of the cross-correlation before
+  or after lag 0?
+- *state*: where the suspect's residual falls into two states (a batch job runs or not), the state alone is an
+  instrument: work of its own that a reaction to the victim would not explain must move the victim as strongly as all of
+  the suspect's activity does.
+- *shape* (pairwise LiNGAM; Hyvarinen and Smith, JMLR 14, 2013; Vuong's z): in the causal direction the residual is
+  independent of the cause. Its first half, whether the suspect is plainer by itself than with the victim taken out,
+  must agree: a suspect that mirrors the victim's noise passes the whole but not that half.
+- *rhythm*: a reaction inherits the pace of the victim's noise; a cause of its own has another, slower one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.ndimage import gaussian_filter1d
+from scipy.stats import rankdata
+
+from analyzer.contention.series import Floats
+from analyzer.contention.whiten import fit_ar, whiten
+
+_LEAD = 4  # samples by which a reaction may come late
+_LAG = 8
+_MEMORY = 3  # lags of both series that innovations are taken against
+_FEW = 24  # innovations, below which a density is not worth estimating
+_GRID = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Direction:
+    """Evidence on direction; z-values are positive where the suspect moves the victim.
+
+    Attributes:
+        lead_z: highest prewhitened cross-correlation where the suspect follows the victim by 1 to 4 samples.
+        lag_z: highest one where the victim follows the suspect by 1 to 8 samples.
+        same_z: the one in the same sample.
+        states: distance of the suspect's two states in their common spread (Ashman's D; a bell split in two has 2.6).
+        state_z: the victim's response to the state alone.
+        state_share: that response against the response to all of the suspect's activity; 1 where they agree.
+        shape_z: the likelihood ratio of the two directions; NaN with too few samples.
+        own_z: the half of it that speaks of the suspect alone.
+        pace: lag-1 autocorrelation of the suspect less that of the noise it leaves in the victim.
+        low_skew: skewness of the victim's noise while the suspect is low.
+        high_skew: skewness of it while the suspect is high.
+        separation: chance that the victim's noise is larger in a high sample than in a low one.
+    """
+
+    lead_z: float
+    lag_z: float
+    same_z: float
+    states: float
+    state_z: float
+    state_share: float
+    shape_z: float
+    own_z: float
+    pace: float
+    low_skew: float
+    high_skew: float
+    separation: float
+
+
+def direction(victim: Floats, suspect: Floats, lag: int) -> Direction:
+    """Weigh the direction of one pair.
+
+    Args:
+        victim: residual of the victim after the controls, NaN absent.
+        suspect: residual of the suspect's activity after the same controls, NaN absent.
+        lag: samples by which the victim follows; state and shape are judged there.
+    """
+    lead_z, same_z, lag_z = _peaks(victim, suspect)
+    moved = np.full_like(suspect, np.nan)
+    moved[lag:] = suspect[: suspect.size - lag]
+    states, state_z, state_share = _state(victim, moved)
+    shape_z, own_z = _shape(victim, moved)
+    low, high, separation = _selection(victim, moved)
+    return Direction(
+        lead_z, lag_z, same_z, states, state_z, state_share, shape_z, own_z, _pace(victim, moved), low, high, separation
+    )
+
+
+def _state(victim: Floats, suspect: Floats) -> tuple[float, float, float]:
+    both = np.isfinite(victim) & np.isfinite(suspect)
+    a = suspect[both]
+    if a.size < _FEW:
+        return 0.0, 0.0, 0.0
+    cut = _two_means(a)
+    high = a > cut
+    if min(high.sum(), (~high).sum()) < max(4, 0.01 * a.size):
+        return 0.0, 0.0, 0.0
+    spread = math.sqrt((float(a[high].var()) + float(a[~high].var())) / 2.0)
+    distance = float(a[high].mean() - a[~high].mean()) / max(spread, 1e-9)
+    state = np.where(both, (suspect > cut).astype(np.float64), np.nan)
+    rhythm = fit_ar(victim, 1 if both.mean() > 0.6 else 0)
+    z = _correlation_z(whiten(victim, rhythm), whiten(state, rhythm), 0)
+    y, s = victim[both] - victim[both].mean(), state[both] - state[both].mean()
+    centred = a - a.mean()
+    by_state = float(y @ s) / max(float(centred @ s), 1e-12)
+    by_all = float(y @ centred) / max(float(centred @ centred), 1e-12)
+    return distance, z, by_state / by_all if by_all > 0 else 0.0
+
+
+def _two_means(values: Floats) -> float:
+    """Threshold between two groups (k-means in one dimension, from the middle of the range)."""
+    low, high = np.quantile(values, [0.02, 0.98])
+    cut = float(low + high) / 2.0
+    for _ in range(20):
+        above = values > cut
+        if above.all() or not above.any():
+            return cut
+        moved = float(values[above].mean() + values[~above].mean()) / 2.0
+        if moved == cut:
+            break
+        cut = moved
+    return cut
+
+
+def _pace(victim: Floats, suspect: Floats) -> float:
+    both = np.isfinite(victim) & np.isfinite(suspect)
+    power = float(suspect[both] @ suspect[both])
+    slope = float(victim[both] @ suspect[both]) / power if power > 0 else 0.0
+    return _lag_one(suspect) - _lag_one(victim - slope * suspect)
+
+
+def _lag_one(values: Floats) -> float:
+    both = np.isfinite(values[1:]) & np.isfinite(values[:-1])
+    if both.sum() < 8:
+        return 0.0
+    u, v = values[1:][both], values[:-1][both]
+    u, v = u - u.mean(), v - v.mean()
+    scale = math.sqrt(float(u @ u) * float(v @ v))
+    return float(u @ v) / scale if scale > 0 else 0.0
+
+
+def _peaks(victim: Floats, suspect: Floats) -> tuple[float, float, float]:
+    rhythm = fit_ar(suspect, 2)
+    y, a = whiten(victim, rhythm), whiten(suspect, rhythm)
+    own = fit_ar(y, 2)  # what memory is left in the victim would smear the peaks
+    y, a = whiten(y, own), whiten(a, own)
+    z = {lag: _correlation_z(y, a, lag) for lag in range(-_LEAD, _LAG + 1)}
+    return max(z[k] for k in range(-_LEAD, 0)), z[0], max(z[k] for k in range(1, _LAG + 1))
+
+
+def _correlation_z(y: Floats, a: Floats, lag: int) -> float:
+    """Correlation of y(t) and a(t - lag), in standard errors."""
+    n = y.size
+    left, right = (y[lag:], a[: n - lag]) if lag >= 0 else (y[:lag], a[-lag:])
+    both = np.isfinite(left) & np.isfinite(right)
+    count = int(both.sum())
+    if count < 8:
+        return 0.0
+    u, v = left[both] - left[both].mean(), right[both] - right[both].mean()
+    scale = math.sqrt(float(u @ u) * float(v @ v))
+    return float(u @ v) / scale * math.sqrt(count) if scale > 0 else 0.0
+
+
+def _shape(victim: Floats, suspect: Floats) -> tuple[float, float]:
+    """Vuong's z (Econometrica 57, 1989) of both halves together and of the suspect's half."""
+    y, x = _innovations(victim, suspect)
+    if y.size < _FEW:
+        return math.nan, math.nan
+    x, y = _standard(x), _standard(y)
+    r = float(np.mean(x * y))
+    rest = math.sqrt(max(1.0 - r * r, 1e-9))
+    own = _log_density(x) - _log_density((x - r * y) / rest)
+    other = _log_density((y - r * x) / rest) - _log_density(y)
+    return _z(own + other), _z(own)
+
+
+def _z(values: Floats) -> float:
+    spread = float(values.std())
+    return float(values.mean()) / spread * math.sqrt(values.size) if spread > 0 else 0.0
+
+
+def _innovations(victim: Floats, suspect: Floats) -> tuple[Floats, Floats]:
+    """Residuals of both series on the last samples of both, where all are known."""
+    n = victim.size
+    past = [series[_MEMORY - i : n - i] for i in range(1, _MEMORY + 1) for series in (victim, suspect)]
+    table = np.column_stack([victim[_MEMORY:], suspect[_MEMORY:], *past])
+    table = table[np.isfinite(table).all(axis=1)]
+    if table.shape[0] < _FEW:
+        return np.empty(0), np.empty(0)
+    if table.shape[0] < 10 * (table.shape[1] - 2):
+        table = table[:, :4]  # a short window affords one lag
+    table = table - table.mean(axis=0)
+    solution, *_ = np.linalg.lstsq(table[:, 2:], table[:, :2], rcond=None)
+    left = table[:, :2] - table[:, 2:] @ solution
+    return left[:, 0], left[:, 1]
+
+
+def _standard(values: Floats) -> Floats:
+    spread = float(values.std())
+    return (values - values.mean()) / spread if spread > 0 else np.zeros_like(values)
+
+
+def _log_density(values: Floats) -> Floats:
+    """Log density of each value, by a kernel estimate on an asinh scale: fine at the peak, wide in the tails."""
+    scale = max(1.4826 * float(np.median(np.abs(values - np.median(values)))), 1e-3)
+    bent = np.arcsinh((values - np.median(values)) / scale)
+    low, high = float(bent.min()) - 1.0, float(bent.max()) + 1.0
+    step = (high - low) / (_GRID - 1)
+    position = (bent - low) / step
+    left = position.astype(np.int64)
+    part = position - left
+    counts = np.bincount(left, 1.0 - part, _GRID) + np.bincount(left + 1, part, _GRID)
+    quartiles = np.subtract(*np.quantile(bent, [0.75, 0.25])) / 1.349
+    width = 0.9 * min(float(bent.std()), float(quartiles)) * values.size**-0.2
+    smooth = gaussian_filter1d(counts, max(width / step, 0.5), mode="constant") / (values.size * step)
+    flat = 1.0 / (high - low)
+    density = 0.99 * np.interp(position, np.arange(_GRID), smooth) + 0.01 * flat
+    return np.log(density) - np.log(scale) - 0.5 * np.log1p(np.sinh(bent) ** 2)
+
+
+def _selection(victim: Floats, suspect: Floats) -> tuple[float, float, float]:
+    both = np.isfinite(victim) & np.isfinite(suspect)
+    y, a = victim[both], suspect[both]
+    high = a > np.quantile(a, [0.02, 0.98]).mean() if a.size else np.zeros(0, dtype=bool)
+    if min(high.sum(), (~high).sum()) < 16:
+        return math.nan, math.nan, math.nan
+    ranks = rankdata(y)
+    above = (ranks[high].sum() - high.sum() * (high.sum() + 1) / 2) / (high.sum() * (~high).sum())
+    return _skew(y[~high]), _skew(y[high]), float(above)
+
+
+def _skew(values: Floats) -> float:
+    """Skewness by moments, after cutting at 4 robust deviations, so that single samples do not decide."""
+    centre = float(np.median(values))
+    scale = 1.4826 * float(np.median(np.abs(values - centre)))
+    if scale <= 0:
+        return 0.0
+    z = np.clip((values - centre) / scale, -4.0, 4.0)
+    z = z - z.mean()
+    return float(np.mean(z**3) / max(float(np.mean(z**2)), 1e-12) ** 1.5)

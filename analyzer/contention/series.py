@@ -1,0 +1,331 @@
+"""A node's rows as regular series: one `Card` a GPU, one `Lane` a holder of a share of it.
+
+A lane follows its workload: pods that replace one another on a card make one lane, replicas that run at the same time
+make one each. Outside its lives a lane's activity is 0 (it is not there); inside, a missing sample stays NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analyzer.protocols import Partition
+from collector.schema import NOBODY, UNKNOWN
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+MIN_SAMPLES = 24  # fewer leave no degrees of freedom beside the controls
+
+_ACTIVITY = (("sm_active_ratio", 1.0), ("engine_active_ratio", 0.85), ("busy_ratio", 0.7))
+_APPLICATION = ("step_seconds", "latency_p50_seconds", "requests_per_second", "tokens_per_second", "steps_count")
+_PIPES = ("dram_active_ratio", "tensor_active_ratio", "fp32_active_ratio", "fp16_active_ratio", "fp64_active_ratio")
+_SLICE_FIELDS = (*(name for name, _ in _ACTIVITY), *_APPLICATION, *_PIPES, "sm_quota_ratio")
+_GPU_FIELDS = (
+    "sm_active_ratio",
+    "sm_clock_hertz",
+    "pcie_rx_bytes_per_second",
+    "pcie_tx_bytes_per_second",
+    "nvlink_rx_bytes_per_second",
+    "nvlink_tx_bytes_per_second",
+    "throttle_power_ratio",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """One series on the window's grid: values, the field it came from, how far it can be trusted (0..1)."""
+
+    values: Floats
+    name: str
+    trust: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """What one holder did on one card. All arrays have the window's length n; NaN is absent.
+
+    Attributes:
+        slices: slice ids, oldest first; the last one names the lane.
+        lives: first and last grid index of each stay on the card (inclusive).
+        cost: natural logarithm of the time (or SM-seconds) per unit of work; None without any such signal.
+        load: offered load per second; None where nothing tells it.
+        activity: share of the whole card in use; 0 outside the lives.
+        pipes: activity of the pipes and of the memory interface, by field.
+    """
+
+    slices: tuple[str, ...]
+    tenant: str
+    workload: str
+    kind: str
+    lives: tuple[tuple[int, int], ...]
+    cost: Signal | None
+    load: Floats | None
+    activity: Signal | None
+    quota: Floats
+    pipes: Mapping[str, Floats] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What an operator calls it."""
+        return self.workload if self.workload not in ("", UNKNOWN) else self.slices[-1]
+
+    @property
+    def alive_samples(self) -> int:
+        """Grid points inside its lives."""
+        return sum(last - first + 1 for first, last in self.lives)
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One GPU: its lanes in a fixed order, and what only the card itself tells."""
+
+    gpu: str
+    lanes: tuple[Lane, ...]
+    clock: Floats
+    pcie: Floats
+    nvlink: Floats
+    power_cap: Floats
+    unattributed: Floats  # activity of the card that no lane accounts for; NaN where unknown
+    host: Floats  # CPU use of the node
+
+
+def grid_length(partition: Partition) -> int:
+    """Number of samples that the window should have."""
+    return math.ceil(partition.window.seconds / partition.interval_seconds)
+
+
+def cards(partition: Partition) -> list[Card]:
+    """Return the cards of a partition that hold at least one lane, sorted by GPU."""
+    n = grid_length(partition)
+    rows = _Rows.of(partition.slice, ("gpu", "slice", "tenant", "workload"), _SLICE_FIELDS, partition, n)
+    device = _Rows.of(partition.gpu, ("gpu",), _GPU_FIELDS, partition, n)
+    host_rows = _Rows.of(partition.node_rows, (), ("cpu_busy_ratio",), partition, n)
+    host = next(iter(host_rows.fields.values()))["cpu_busy_ratio"] if host_rows.fields else np.full(n, np.nan)
+    kinds = _facts(partition, "kind")
+    replicas = _facts(partition, "replica")
+    stints = _stints(rows)
+    _share_application_fields(stints, replicas)
+    by_gpu: dict[str, list[_Stint]] = {}
+    for stint in stints:
+        by_gpu.setdefault(stint.gpu, []).append(stint)
+    result = []
+    for gpu in sorted(by_gpu):
+        own = device.fields.get((gpu,))
+        card = own if own is not None else {name: np.full(n, np.nan) for name in _GPU_FIELDS}
+        seen = np.logical_or.reduce([s.seen for s in by_gpu[gpu]])
+        if own is not None:
+            seen = seen | device.seen[(gpu,)]
+        lanes = tuple(_lane(group, kinds, seen) for group in _chains(by_gpu[gpu]))
+        result.append(
+            Card(
+                gpu=gpu,
+                lanes=lanes,
+                clock=card["sm_clock_hertz"],
+                pcie=card["pcie_rx_bytes_per_second"] + card["pcie_tx_bytes_per_second"],
+                nvlink=card["nvlink_rx_bytes_per_second"] + card["nvlink_tx_bytes_per_second"],
+                power_cap=card["throttle_power_ratio"],
+                unattributed=_unattributed(card["sm_active_ratio"], lanes),
+                host=host,
+            )
+        )
+    return result
+
+
+def fill(values: Floats) -> Floats:
+    """Close gaps by straight lines (constant at the ends): for controls only, never for an outcome."""
+    good = np.isfinite(values)
+    if good.all():
+        return values
+    if not good.any():
+        return np.zeros_like(values)
+    at = np.arange(values.size, dtype=np.float64)
+    return np.interp(at, at[good], values[good])
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows laid on the grid: subject -> field -> values, and where the subject had a row at all."""
+
+    fields: dict[tuple[str, ...], dict[str, Floats]]
+    seen: dict[tuple[str, ...], Bools]
+
+    @classmethod
+    def of(cls, frame: pd.DataFrame, tags: tuple[str, ...], names: tuple[str, ...], part: Partition, n: int) -> _Rows:
+        if frame.empty:
+            return cls({}, {})
+        ordered = frame.sort_values([*tags, "time"], kind="stable")
+        stamps = ordered["time"].dt.tz_convert("UTC").dt.tz_localize(None).to_numpy().astype("datetime64[ms]")
+        seconds = stamps.astype(np.int64) / 1000.0 - part.window.start.timestamp()
+        index = np.floor(seconds / part.interval_seconds + 1e-9).astype(np.int64)
+        inside = (index >= 0) & (index < n)
+        if not inside.any():
+            return cls({}, {})
+        ordered, index = ordered[inside], index[inside]
+        if tags:
+            groups = ordered.groupby(list(tags), sort=True).indices
+            keys = {(key if isinstance(key, tuple) else (key,)): where for key, where in groups.items()}
+        else:
+            keys = {(): np.arange(len(ordered))}
+        columns = {
+            name: ordered[name].to_numpy(np.float64) if name in ordered else np.full(len(ordered), np.nan)
+            for name in names
+        }
+        fields: dict[tuple[str, ...], dict[str, Floats]] = {}
+        seen: dict[tuple[str, ...], Bools] = {}
+        for key, where in keys.items():
+            at = index[where]
+            label = tuple(str(part_of_key) for part_of_key in key)
+            seen[label] = np.zeros(n, dtype=bool)
+            seen[label][at] = True
+            fields[label] = {}
+            for name, column in columns.items():
+                values = np.full(n, np.nan)
+                values[at] = column[where]
+                fields[label][name] = values
+        return cls(fields, seen)
+
+
+@dataclass(slots=True)
+class _Stint:
+    """One slice while one workload held it."""
+
+    gpu: str
+    slice: str
+    tenant: str
+    workload: str
+    seen: Bools
+    fields: dict[str, Floats]
+
+    @property
+    def span(self) -> tuple[int, int]:
+        where = np.flatnonzero(self.seen)
+        return int(where[0]), int(where[-1])
+
+
+def _stints(rows: _Rows) -> list[_Stint]:
+    """Split rows by slice and holder; rows whose holder came late go to the only holder the slice ever had."""
+    by_slice: dict[tuple[str, str], list[_Stint]] = {}
+    for (gpu, slice_id, tenant, workload), fields in rows.fields.items():
+        if workload == NOBODY:
+            continue
+        stint = _Stint(gpu, slice_id, tenant, workload, rows.seen[(gpu, slice_id, tenant, workload)], fields)
+        by_slice.setdefault((gpu, slice_id), []).append(stint)
+    result = []
+    for stints in by_slice.values():
+        late = [s for s in stints if s.workload == UNKNOWN]
+        known = [s for s in stints if s.workload != UNKNOWN]
+        if late and len(known) == 1:
+            known[0].seen = known[0].seen | late[0].seen
+            known[0].fields = {
+                name: np.where(np.isfinite(values), values, late[0].fields[name])
+                for name, values in known[0].fields.items()
+            }
+            stints = known
+        result += stints
+    return result
+
+
+def _share_application_fields(stints: list[_Stint], replicas: Mapping[tuple[str, str], str]) -> None:
+    """Give a replica's other slices the application's figures, which stand on its slice of ordinal 0."""
+    by_name = {s.slice: s for s in stints}
+    for stint in stints:
+        first = by_name.get(replicas.get((stint.gpu, stint.slice), ""))
+        if first is not None and first is not stint:
+            stint.fields |= {name: first.fields[name] for name in _APPLICATION}
+
+
+def _chains(stints: list[_Stint]) -> list[list[_Stint]]:
+    """Group stints into lanes: same workload, one after the other."""
+    lanes: list[list[_Stint]] = []
+    for stint in sorted(stints, key=lambda s: (s.span, s.slice, s.tenant, s.workload)):
+        for lane in lanes:
+            last = lane[-1]
+            same = (last.tenant, last.workload) == (stint.tenant, stint.workload) and stint.workload not in (
+                "",
+                UNKNOWN,
+            )
+            if (same or last.slice == stint.slice and last.workload == stint.workload) and last.span[1] < stint.span[0]:
+                lane.append(stint)
+                break
+        else:
+            lanes.append([stint])
+    return sorted(lanes, key=lambda lane: (lane[-1].slice, lane[-1].tenant, lane[-1].workload))
+
+
+def _lane(stints: list[_Stint], kinds: Mapping[tuple[str, str], str], card_seen: Bools) -> Lane:
+    merged = {name: _merge([s.fields[name] for s in stints]) for name in _SLICE_FIELDS}
+    lives = tuple(s.span for s in stints)
+    away = card_seen.copy()
+    for first, last in lives:
+        away[first : last + 1] = False
+    activity = None
+    for name, trust in _ACTIVITY:
+        if np.isfinite(merged[name]).sum() >= MIN_SAMPLES:
+            activity = Signal(np.where(away, 0.0, merged[name]), name, trust)
+            break
+    last = stints[-1]
+    load = merged["requests_per_second"]
+    return Lane(
+        slices=tuple(s.slice for s in stints),
+        tenant=last.tenant,
+        workload=last.workload,
+        kind=kinds.get((last.gpu, last.slice), ""),
+        lives=lives,
+        cost=_cost(merged, activity),
+        load=load if np.isfinite(load).sum() >= MIN_SAMPLES else None,
+        activity=activity,
+        quota=merged["sm_quota_ratio"],
+        pipes={name: np.where(away, 0.0, merged[name]) for name in _PIPES if np.isfinite(merged[name]).any()},
+    )
+
+
+def _cost(fields: Mapping[str, Floats], activity: Signal | None) -> Signal | None:
+    """Choose the victim's signal: service time, else latency, else SM-seconds per unit of work."""
+    for name, trust in (("step_seconds", 1.0), ("latency_p50_seconds", 0.85)):
+        values = _log(fields[name])
+        if np.isfinite(values).sum() >= MIN_SAMPLES:
+            return Signal(values, name, trust)
+    for name in ("requests_per_second", "tokens_per_second", "steps_count"):
+        work = fields[name]
+        if activity is not None and np.isfinite(work).sum() >= MIN_SAMPLES:
+            # Where the slice is all but idle the quotient is made of rounding.
+            quotient = np.where(
+                (work > 0) & (activity.values > 0.005), activity.values / np.maximum(work, 1e-12), np.nan
+            )
+            values = _log(quotient)
+            if np.isfinite(values).sum() >= MIN_SAMPLES:
+                return Signal(values, f"{activity.name} per {name.removesuffix('_per_second')}", 0.6 * activity.trust)
+    return None
+
+
+def _unattributed(total: Floats, lanes: tuple[Lane, ...]) -> Floats:
+    parts = [lane.activity.values for lane in lanes if lane.activity is not None and lane.activity.trust == 1.0]
+    if not parts:
+        return np.full_like(total, np.nan)
+    return np.maximum(total - np.nansum(parts, axis=0), 0.0)
+
+
+def _merge(parts: list[Floats]) -> Floats:
+    merged = parts[0]
+    for part in parts[1:]:
+        merged = np.where(np.isfinite(part), part, merged)
+    return merged
+
+
+def _log(values: Floats) -> Floats:
+    return np.log(np.where(values > 0, values, np.nan))
+
+
+def _facts(partition: Partition, name: str) -> dict[tuple[str, str], str]:
+    """Return the newest value of a fact of the node's slices, by (gpu, slice)."""
+    facts = partition.facts
+    if facts.empty:
+        return {}
+    wanted = facts[(facts["name"] == name) & (facts["kind"] == "slice")].sort_values("from", kind="stable")
+    return {(str(g), str(s)): str(v) for g, s, v in zip(wanted["gpu"], wanted["slice"], wanted["value"], strict=True)}

@@ -1,0 +1,139 @@
+"""From the measures of one pair and its q to a verdict, with the reasons in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from analyzer.contention.channel import CHANNEL_WORDS
+from analyzer.contention.pairs import PairMeasure
+from analyzer.contention.series import Floats
+from analyzer.findings import Verdict
+
+_LEAD_Z = 4.0  # prewhitened: four standard errors, as the suspect has four chances to follow
+_TIME_Z = 4.0
+_SHAPE_Z = 2.0
+_PACE = 0.1
+_TWO_STATES = 4.0
+_STATE_Z = 3.5
+_STATE_SHARE = 0.5
+_SEPARATED = 0.85
+_CUT = 0.2
+_INFLUENCE_Z = 2.0
+_BLIND = 0.15  # an interval that still holds this slow-down has excluded nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A verdict with its reason, what would decide it (where open), and how surely it stands (0..1)."""
+
+    verdict: Verdict
+    reason: str
+    needs: tuple[str, ...]
+    confidence: float
+
+
+def benjamini_hochberg(p: Sequence[float] | Floats) -> Floats:
+    """Return q-values: the smallest false-discovery rate at which each test would be accepted (NaN stays NaN)."""
+    values = np.asarray(p, dtype=np.float64)
+    result = np.full(values.shape, np.nan)
+    tested = np.flatnonzero(np.isfinite(values))
+    if tested.size == 0:
+        return result
+    order = tested[np.argsort(values[tested], kind="stable")]
+    scaled = values[order] * order.size / np.arange(1, order.size + 1)
+    result[order] = np.minimum(np.minimum.accumulate(scaled[::-1])[::-1], 1.0)
+    return result
+
+
+def judge(pair: PairMeasure, q: float, *, fdr: float, effect_floor: float) -> Judgement:
+    """Decide one pair.
+
+    Args:
+        pair: its measures.
+        q: its false-discovery rate among all tested pairs of the fleet; NaN if untested.
+        fdr: rate that is accepted.
+        effect_floor: smallest slow-down worth a word, as a ratio.
+    """
+    if pair.untested:
+        return Judgement(Verdict.CANNOT_TELL, pair.untested, (pair.needs,), 0.0)
+    if not q <= fdr or math.isnan(pair.influence_z):
+        return _nothing_seen(pair)
+    if pair.effect < effect_floor:
+        return _no("the slow-down is below what is worth a word", pair)
+    if pair.lead_z > max(_LEAD_Z, pair.lag_z, pair.same_z):
+        return _no("the suspect follows the victim, not the other way round", pair)
+    if pair.rival:
+        return _no(f"{pair.rival} moves with the suspect and explains it better", pair)
+    if pair.influence_z < _INFLUENCE_Z:
+        needs = ("a second start or stop of the suspect", "a short throttle of the suspect")
+        return Judgement(Verdict.CANNOT_TELL, "it rests on a single event", needs, 0.0)
+    if not pair.channel:
+        needs = ("PCIe, NVLink and host counters of the card", "a short throttle of the suspect")
+        return Judgement(Verdict.SUSPECTED, "no resource that MIG leaves shared explains it", needs, 0.4 * _trust(pair))
+    forward, reason = _direction(pair)
+    if not forward:
+        needs = ("a scheduled start or stop of the suspect", "a short throttle of the suspect")
+        return Judgement(Verdict.SUSPECTED, reason, needs, 0.5 * _trust(pair))
+    return Judgement(Verdict.HOLDS, reason, (), (1.0 - q) * _trust(pair))
+
+
+def describe(pair: PairMeasure, judgement: Judgement) -> str:
+    """Return the sentence that an operator reads."""
+    victim = pair.victim_workload or pair.victim
+    suspect = pair.suspect_workload or pair.suspect
+    where = f"{victim} on {pair.gpu}"
+    if judgement.verdict is Verdict.HOLDS:
+        through = f", through {CHANNEL_WORDS[pair.channel]}" if pair.channel else ""
+        return f"{where} is {pair.effect:.0%} slower when {suspect} is busy{through}"
+    if judgement.verdict is Verdict.SUSPECTED:
+        return f"{where} is {pair.effect:.0%} slower when {suspect} is busy, but {judgement.reason}"
+    if judgement.verdict is Verdict.NO_EFFECT:
+        return f"{where} is not slowed by {suspect}: {judgement.reason}"
+    return f"whether {suspect} slows {where} cannot be told: {judgement.reason}"
+
+
+def risk(pair: PairMeasure) -> str:
+    """Say how the claim could be wrong."""
+    parts = ["something unmeasured that runs whenever the suspect runs would look the same"]
+    if pair.cost.startswith("latency"):
+        parts.append("latency holds queueing, which the measured load may not fully explain")
+    elif " per " in pair.cost:
+        parts.append("GPU cost per unit of work also moves with the mix of requests")
+    if pair.activity and pair.activity != "sm_active_ratio":
+        parts.append(f"the suspect's activity is known only as {pair.activity}")
+    return "; ".join(parts)
+
+
+def _nothing_seen(pair: PairMeasure) -> Judgement:
+    if pair.effect_upper > _BLIND:
+        reason = f"too noisy: a slow-down of {pair.effect_upper:.0%} is not excluded"
+        return Judgement(Verdict.CANNOT_TELL, reason, ("a longer window", "a finer latency signal"), 0.0)
+    return _no(f"at most {max(pair.effect_upper, 0.0):.0%} at full swing", pair)
+
+
+def _no(reason: str, pair: PairMeasure) -> Judgement:
+    return Judgement(Verdict.NO_EFFECT, reason, (), _trust(pair))
+
+
+def _direction(pair: PairMeasure) -> tuple[bool, str]:
+    if pair.separation > _SEPARATED and pair.low_skew < -_CUT and pair.high_skew > _CUT:
+        return False, "it looks as if the suspect rose because the victim was slow"
+    if pair.lag_z > max(_TIME_Z, pair.lead_z) and pair.lag_z > 1.5 * abs(pair.same_z):
+        return True, "the victim follows the suspect in time"
+    own_pace = pair.pace > _PACE
+    if own_pace and pair.states > _TWO_STATES and pair.state_z > _STATE_Z and pair.state_share > _STATE_SHARE:
+        return True, "the victim slows and recovers as the suspect starts and stops by a rhythm of its own"
+    if own_pace and pair.shape_z > _SHAPE_Z and pair.own_z > _SHAPE_Z:
+        return True, "the suspect has a rhythm of its own that the victim's noise does not explain"
+    if pair.shape_z < -_SHAPE_Z:
+        return False, "the suspect may be reacting to the victim within the same sample"
+    return False, "who moves whom cannot be told within the same sample"
+
+
+def _trust(pair: PairMeasure) -> float:
+    """How far the signals carry: the victim's, the suspect's, and how much of them was there."""
+    return pair.cost_trust * pair.activity_trust * min(1.0, 0.5 + 0.5 * pair.coverage)
