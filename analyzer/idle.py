@@ -11,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from analyzer.facts import records
@@ -20,7 +19,7 @@ from analyzer.ledger import reserved_shares
 from analyzer.mig import board_of
 from analyzer.protocols import Conclusion, Context, Needs, Partition, Withheld
 from analyzer.settings import AnalyzeSettings
-from analyzer.shares import Card, cards
+from analyzer.shares import Card, Mask, cards
 
 # How far the basis of a slice's activity can be trusted.
 BASIS_CONFIDENCE = {"sm_active_ratio": 0.95, "engine_active_ratio": 0.9, "busy_ratio": 0.85}
@@ -293,7 +292,7 @@ def _idle_stretch(card: Card, j: int, below: float) -> dict[str, Any]:
     """Return the stretch without activity that reaches to the newest sample (empty: since = until)."""
     sampled = card.sampled[:, j]
     serving = np.nan_to_num(card.of_slices("requests_per_second")[:, j]) > 0
-    active = np.asarray((sampled & ~(_own_activity(card, j) < below)) | serving)
+    active = np.logical_or(np.logical_and(sampled, ~(_own_activity(card, j) < below)), serving)
     alive = card.alive[:, j]
     last = _last(alive)
     first = int(np.argmax(alive))
@@ -350,7 +349,7 @@ def _use(card: Card, j: int, settings: AnalyzeSettings) -> dict[str, Any]:
     return use
 
 
-def _last(mask: npt.NDArray[np.bool_]) -> int:
+def _last(mask: Mask) -> int:
     where = np.flatnonzero(mask)
     return int(where[-1]) if len(where) else -1
 
