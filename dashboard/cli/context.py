@@ -14,7 +14,7 @@ import typer
 from collector.clock import Clock, SystemClock
 from collector.errors import InputRejectedError
 from collector.schema import MEASUREMENTS
-from collector.window import parse_instant
+from collector.window import Window, parse_instant
 from dashboard.config import Loaded, Settings, load_settings
 
 if TYPE_CHECKING:
@@ -77,10 +77,19 @@ def newest_instant(store: StoreReader, now: str | None) -> datetime:
     """
     if now is not None:
         return parse_instant(now)
-    ends = [span.end for name in MEASUREMENTS if (span := store.span(name)) is not None]
-    if not ends:
+    return whole_span(store).end
+
+
+def whole_span(store: StoreReader) -> Window:
+    """Return the window from the oldest row to just after the newest.
+
+    Raises:
+        InputRejectedError: the store has no rows.
+    """
+    spans = [span for name in MEASUREMENTS if (span := store.span(name)) is not None]
+    if not spans:
         raise InputRejectedError("expected rows in the store, found none; run `trimtab collect` or `trimtab import`")
-    return max(ends)
+    return Window(min(span.start for span in spans), max(span.end for span in spans))
 
 
 def context_of(ctx: typer.Context) -> Context:

@@ -1,0 +1,64 @@
+"""What a store holds, told from its catalogue alone: no row is read."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import datetime
+
+from collector.schema import MEASUREMENTS
+from collector.settings import StoreSettings
+from collector.store import catalogue
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Rows of one measurement in one tier (`raw`, or a coarser one).
+
+    rows: sealed and unsealed; a row that was sent twice counts twice until it is sealed or merged.
+    unsealed: those of `rows` that are still in the log.
+    """
+
+    measurement: str
+    tier: str
+    rows: int
+    unsealed: int
+    files: int
+    oldest: datetime
+    newest: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class StoreInfo:
+    """Rows by measurement and tier, facts, events, rejects, and bytes on disk (log and files)."""
+
+    holdings: tuple[Holding, ...]
+    facts: int
+    events: int
+    rejects: int
+    disk_bytes: int
+
+
+def describe_store(settings: StoreSettings) -> StoreInfo:
+    """Describe the store in `settings.path`.
+
+    Raises:
+        UnreachableError: there is no store.
+    """
+    folder = settings.path.resolve()
+    with closing(catalogue.connect(folder, read_only=True)) as db, catalogue.snapshot(db):
+        found = db.execute(
+            "SELECT measurement, tier, sum(rows), sum(unsealed), sum(file), min(t_min), max(t_max) FROM ("
+            " SELECT measurement, tier, rows, 0 AS unsealed, 1 AS file, t_min, t_max FROM seg WHERE state = 'live'"
+            " UNION ALL SELECT measurement, 'raw', rows, rows, 0, t_min, t_max FROM hot"
+            ") GROUP BY measurement, tier"
+        ).fetchall()
+        counts = [int(db.execute(f"SELECT count(*) FROM {t}").fetchone()[0]) for t in ("fact", "event", "reject")]  # noqa: S608
+    holdings = [
+        Holding(name, tier, int(rows), int(unsealed), int(files), catalogue.from_ms(first), catalogue.from_ms(last))
+        for name, tier, rows, unsealed, files, first, last in found
+    ]
+    order = list(MEASUREMENTS)
+    holdings.sort(key=lambda holding: (order.index(holding.measurement), holding.tier != "raw", holding.tier))
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return StoreInfo(tuple(holdings), counts[0], counts[1], counts[2], size)

@@ -1,0 +1,103 @@
+"""Rows out of the store, and the store itself: export, store."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from collector.errors import ConfigurationError
+from collector.store.info import Holding, describe_store
+from collector.window import Window, parse_duration
+from dashboard.cli.context import Json, Now, context_of, newest_instant, opened_store, whole_span
+from dashboard.cli.output import print_json, print_table, say
+
+PANEL = "Collect"
+store_group = typer.Typer(no_args_is_help=True, help="Look after the embedded store.")
+
+
+class FileFormat(StrEnum):
+    """Formats of exported files."""
+
+    PARQUET = "parquet"
+    CSV = "csv"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the root."""
+    app.command(rich_help_panel=PANEL)(export)
+    app.add_typer(store_group, name="store", rich_help_panel=PANEL)
+
+
+def export(
+    ctx: typer.Context,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write to; made where it does not exist.")],
+    *,
+    window: Annotated[
+        str | None, typer.Option("--window", metavar="LENGTH", help="Only the last 6h, 2d, ...; else all there is.")
+    ] = None,
+    file_format: Annotated[
+        FileFormat, typer.Option("--format", metavar="parquet|csv", help="Format of the files.")
+    ] = FileFormat.PARQUET,
+    measurement: Annotated[
+        list[str] | None,
+        typer.Option("--measurement", metavar="NAME", help="Only gpu, slice, node, queue, fact, event or reject."),
+    ] = None,
+    now: Now = None,
+    json: Json = False,
+) -> None:
+    """Write the rows of the store as files, one a measurement, which `--rows` takes elsewhere."""
+    from collector.store import export_rows  # noqa: PLC0415  DuckDB loads slowly
+
+    with opened_store(context_of(ctx)) as store:
+        length = None if window is None else parse_duration(window)
+        span = whole_span(store) if length is None else Window.last(newest_instant(store, now), length)
+        try:
+            written = export_rows(store, folder, span, fmt=file_format.value, measurements=measurement)
+        except KeyError as error:
+            raise ConfigurationError(str(error.args[0])) from None
+    if json:
+        print_json({"schema_version": 1, "files": [str(path) for path in written]})
+        return
+    for path in written:
+        say(str(path))
+
+
+@store_group.command()
+def info(ctx: typer.Context, json: Json = False) -> None:
+    """Say what the store holds: rows, files, spans, size."""
+    settings = context_of(ctx).settings.store
+    found = describe_store(settings)
+    if json:
+        print_json({"schema_version": 1, "path": str(settings.path), "store": found})
+        return
+    print_table(
+        ["measurement", "tier", ">rows", ">unsealed", ">files", "oldest (UTC)", "newest (UTC)"],
+        [
+            (held.measurement, held.tier, f"{held.rows:,}", f"{held.unsealed:,}", held.files, *_span(held))
+            for held in found.holdings
+        ],
+        empty="no rows",
+    )
+    say(f"{found.facts} facts, {found.events} events, {found.rejects} rejects; {found.disk_bytes / 2**20:.1f} MiB")
+
+
+def _span(held: Holding) -> tuple[str, str]:
+    return f"{held.oldest:%Y-%m-%d %H:%M:%S}", f"{held.newest:%Y-%m-%d %H:%M:%S}"
+
+
+@store_group.command()
+def seal(ctx: typer.Context, json: Json = False) -> None:
+    """Write all unsealed rows to Parquet files now, and merge the files of each day."""
+    context = context_of(ctx)
+    describe_store(context.settings.store)  # says so where there is no store, instead of making one
+    with opened_store(context, read_only=False) as store:
+        store.seal()
+        store.merge()
+    files = sum(held.files for held in describe_store(context.settings.store).holdings)
+    if json:
+        print_json({"schema_version": 1, "files": files})
+    else:
+        say(f"sealed; {files} files")
