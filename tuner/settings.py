@@ -18,10 +18,20 @@ class StateSettings(Section):
     kill_switch: Path = Field(Path("var/PAUSED"), description="the kill switch: a file that works without the database")
 
 
+class ModeSettings(Section):
+    """One `[[tuner.modes]]` table: another mode for some cluster, tenant or kind of change; the first match wins."""
+
+    cluster: str = Field("*", description="glob on the cluster")
+    tenant: str = Field("*", description="glob on the tenant that is changed")
+    kind: str = Field("*", description="glob on the kind of change: reserve, give, throttle, queue, right_size")
+    mode: Mode = Field(description="recommend, approve or auto")
+
+
 class TunerSettings(Section):
     """Table `[tuner]`: how far the tuner may go, and what holds it back."""
 
     mode: Mode = Field(Mode.RECOMMEND, description="recommend, approve or auto")
+    modes: tuple[ModeSettings, ...] = Field((), description="other modes for a cluster, tenant or kind of change")
     cycle_seconds: float = Field(300.0, gt=0, description="one full cycle, in seconds")
     fast_seconds: float = Field(60.0, gt=0, description="one pass of the fast path, in seconds")
     reserve_quantile: float = Field(0.975, gt=0.5, lt=1, description="quantile of forecast demand kept for online work")
@@ -33,6 +43,14 @@ class TunerSettings(Section):
     changes_per_gpu_hour: int = Field(6, ge=0, description="budget of changes for one card")
     changes_per_tenant_hour: int = Field(30, ge=0, description="budget of changes for one tenant")
     restarts_per_hour: int = Field(8, ge=0, description="budget of changes that restart work")
+    evictions_per_hour: int = Field(4, ge=0, description="budget of predicted evictions for the whole fleet")
+    stabilisation_seconds: float = Field(
+        300.0, ge=0, description="after a start nothing is lowered before the tuner has watched for so long"
+    )
+    blacklist_seconds: float = Field(
+        3600.0, ge=0, description="after a rollback the same change is not tried again for so long, doubling a time"
+    )
+    approval_seconds: float = Field(86400.0, gt=0, description="how long a change waits for an answer, and is approved")
     max_age_seconds: float = Field(180.0, gt=0, description="inputs older than this hold the cycle")
     coverage_floor: float = Field(0.8, ge=0, le=1, description="coverage below which a subject is left alone")
     confidence_floor: float = Field(0.5, ge=0, le=1, description="confidence below which advice is only written down")

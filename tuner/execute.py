@@ -1,0 +1,406 @@
+"""Carry out a group: intent on disk, one more look, write, read back; and settle whatever a crash left open.
+
+Nothing here waits for a lost answer: a group stays in its state, its targets belong to it, and `settle` looks again in
+the next cycle. What decides is always what the backend holds, never what a call returned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from collector.clock import Clock
+from collector.errors import RefusedError, UnreachableError
+from tuner import killswitch
+from tuner.guards.world import domain_of, in_order
+from tuner.journal import StateMovedError, remark, step
+from tuner.lease import Lease
+from tuner.model import ApplyResult, ApplyStatus, Backend, BackendState, Change, Group, Knob, Target
+from tuner.record import ChangeState, GroupRecord
+from tuner.state.codec import target_to_json
+from tuner.state.database import State
+from tuner.state.plans import get_group, open_groups
+
+REVALIDATE_SECONDS = 15.0  # between decision and write, so that what was a moment's reading has passed
+GRACE_SECONDS = 60.0  # beyond the knob's own delay, before a write counts as not arrived
+FOREIGN_REST = timedelta(hours=1)
+UNDO_SECONDS = 600.0  # how long a rollback is tried before a person is asked
+_POLL_SECONDS = 1.0
+_CONFLICT_RETRIES = 3
+
+Recheck = Callable[[Group, BackendState], str | None]
+_S = ChangeState
+
+
+class Place(StrEnum):
+    """Where a group's values are, by a read of the backend."""
+
+    BEFORE = "before"
+    AFTER = "after"
+    MIXED = "mixed"  # some at before, some at after
+    FOREIGN = "foreign"  # at least one holds a value that is neither
+    MISSING = "missing"  # at least one target or value cannot be read
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Where a group is after a call, and why."""
+
+    group_id: str
+    state: ChangeState
+    reason: str
+
+
+def locate(group: Group, state: BackendState, knobs: Mapping[tuple[str, str], Knob]) -> Place:
+    """Say where a group's values are; values within half a quantum are equal."""
+    at_before = at_after = True
+    for change in group.changes:
+        held = state.targets.get(change.target)
+        value = math.nan if held is None else held.values.get(change.knob, math.nan)
+        if math.isnan(value):
+            return Place.MISSING
+        knob = knobs.get((change.knob, change.target.kind))
+        slack = 1e-9 if knob is None else knob.quantum / 2
+        is_before, is_after = abs(value - change.before) <= slack, abs(value - change.after) <= slack
+        if not is_before and not is_after:
+            return Place.FOREIGN
+        at_before, at_after = at_before and is_before, at_after and is_after
+    return Place.BEFORE if at_before else Place.AFTER if at_after else Place.MIXED
+
+
+def inverse(group: Group) -> Group:
+    """Return the way back: every change from our value to the pre-image, decreases first."""
+    changes = in_order([replace(c, before=c.after, after=c.before, reason="rollback") for c in group.changes])
+    return replace(group, id=f"{group.id}~undo", changes=changes, kind="rollback", why=f"undo of {group.id}")
+
+
+class Executor:
+    """The only part that writes to a backend.
+
+    Args:
+        state: the state database.
+        backend: what carries changes out.
+        clock: time.
+        lease: shown at each step, so that only one tuner writes.
+        kill_switch: the file, read before every write.
+        actor: name in the journal.
+        revalidate_seconds: wait between intent and write; 0 for simulated time.
+        patience_seconds: how long one call waits for the read-back; what takes longer is settled in a later cycle.
+        may_undo: a last check of a rollback (such as capacity) against a fresh read; returns the reason against it.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        backend: Backend,
+        clock: Clock,
+        lease: Lease,
+        kill_switch: Path,
+        *,
+        actor: str = "tuner",
+        revalidate_seconds: float = REVALIDATE_SECONDS,
+        patience_seconds: float = 10.0,
+        may_undo: Recheck | None = None,
+    ) -> None:
+        self._state = state
+        self._backend = backend
+        self._clock = clock
+        self._lease = lease
+        self._kill_switch = kill_switch
+        self._actor = actor
+        self._revalidate_seconds = revalidate_seconds
+        self._patience_seconds = patience_seconds
+        self._may_undo = may_undo
+        # for comparing and waiting, the finest quantum and the longest delay among sharing kinds are safe for all
+        self._knobs: dict[tuple[str, str], Knob] = {}
+        for knob in backend.knobs():
+            known = self._knobs.get((knob.name, knob.target_kind), knob)
+            self._knobs[knob.name, knob.target_kind] = replace(
+                knob,
+                quantum=min(knob.quantum, known.quantum),
+                read_back_seconds=max(knob.read_back_seconds, known.read_back_seconds),
+            )
+
+    def execute(self, group_id: str, *, still_ok: Recheck | None = None) -> Step:
+        """Carry out a planned (mode auto) or approved group.
+
+        Args:
+            group_id: a group in the state database.
+            still_ok: run on a fresh read just before the write (the guards once more); returns the reason against it.
+
+        Returns:
+            Where the group is now. It stays as it was when the kill switch is on or the backend cannot be read.
+
+        Raises:
+            LeaseLostError: another tuner acts; nothing was written by this one afterwards.
+            RefusedError: the group has no consent.
+            StateMovedError: it is not waiting.
+        """
+        record = self._waiting(group_id)
+        pause = killswitch.read(self._kill_switch)
+        if not pause.allows_new:
+            return Step(group_id, record.state, str(pause))
+        self._lease.check()
+        if record.until is not None and record.until <= self._clock.now():
+            return self._step(record, _S.EXPIRED, "its time was over")
+        group = replace(record.group, changes=in_order(record.group.changes))
+        try:
+            before = self._read(group)
+        except UnreachableError as error:
+            return Step(group_id, record.state, str(error))
+        place = locate(group, before, self._knobs)
+        if place is not Place.BEFORE:
+            return self._step(record, _S.EXPIRED, f"the world moved (values are {place.value}): plan again")
+        delay = self._delay_seconds(group)
+        self._step(record, _S.INTENT, "on its way", self._intent_body(group, before, delay))
+        if self._revalidate_seconds > 0 and not group.fast:
+            self._clock.wait(self._revalidate_seconds)
+        return self._write(record, group, delay, still_ok)
+
+    def _waiting(self, group_id: str) -> GroupRecord:
+        record = self._get(group_id)
+        if record.state not in {_S.PLANNED, _S.APPROVED}:
+            raise StateMovedError(f"change {group_id} is {record.state.value}: only a waiting one can be carried out")
+        if record.state is _S.PLANNED and record.decision != "go":
+            raise RefusedError(f"change {group_id} has no consent (it is to {record.decision}); approve it first")
+        return record
+
+    def settle(self, record: GroupRecord) -> Step:
+        """Look at a group that is under way and move it on, by what the backend holds now.
+
+        Used after a lost answer, for writes that take long, and after a crash (`recover`). A verifying group only
+        moves here when somebody else changed its values.
+        """
+        if record.state is _S.ROLLING_BACK:
+            return self._undo(record)
+        try:
+            place = locate(record.group, self._read(record.group), self._knobs)
+        except UnreachableError as error:
+            return Step(record.id, record.state, f"not settled: {error}")
+        watched = record.state is _S.VERIFYING
+        if place is Place.FOREIGN or (watched and place in {Place.BEFORE, Place.MIXED}):
+            return self._step(record, _S.FOREIGN_CHANGE, "somebody else set another value: theirs stays")
+        if place is Place.AFTER:
+            return Step(record.id, record.state, "being watched") if watched else self._arrived(record)
+        return self._absent(record, place)
+
+    def _absent(self, record: GroupRecord, place: Place) -> Step:
+        """Decide about values that are not there yet: wait, undo a half, or give up."""
+        late = self._clock.now() >= self._settle_by(record)
+        if place is Place.MISSING or not late:
+            return Step(record.id, record.state, f"not settled: values are {place.value}")
+        if place is Place.MIXED:
+            return self.roll_back(record, "only half of it arrived")
+        return self._step(record, _S.NOT_APPLIED, "the write never arrived")
+
+    def recover(self) -> list[Step]:
+        """Settle everything that is open; called at the start before any new plan, and each cycle.
+
+        The newest first: a later group of ours on the same card explains values that would look foreign to an earlier
+        one, and while the later one is not settled the earlier one is left alone.
+        """
+        steps: list[Step] = []
+        unsettled: set[Target] = set()
+        for record in reversed(open_groups(self._state)):
+            domains = {domain_of(c.target) for c in record.group.changes}
+            if domains & unsettled:
+                steps.append(Step(record.id, record.state, "waits for a later change of the same card"))
+                continue
+            current = self._get(record.id)
+            steps.append(self.settle(current) if current.is_open else Step(current.id, current.state, current.reason))
+            if steps[-1].state in {_S.INTENT, _S.APPLIED}:
+                unsettled |= domains
+        return steps
+
+    def _supersede(self, later: GroupRecord) -> None:
+        """Close groups that are being watched where a later one of ours changed the same card."""
+        domains = {domain_of(c.target) for c in later.group.changes}
+        for record in open_groups(self._state):
+            mine = {domain_of(c.target) for c in record.group.changes}
+            if record.id != later.id and record.state is _S.VERIFYING and mine & domains:
+                self._step(record, _S.SUPERSEDED, f"{later.id} changed the same card before the verdict")
+
+    def roll_back(self, record: GroupRecord, reason: str, body: Mapping[str, Any] | None = None) -> Step:
+        """Set a group's values back, by compare-and-set from our value to the pre-image.
+
+        Budgets and cooldowns do not hold a rollback; the kill switch at `freeze_all` does. Values that somebody else
+        changed meanwhile are left alone: `rollback_blocked`.
+        """
+        pause = killswitch.read(self._kill_switch)
+        if not pause.allows_rollback:
+            return Step(record.id, record.state, str(pause))
+        if record.state is not _S.ROLLING_BACK:
+            deadline = self._clock.now() + timedelta(seconds=UNDO_SECONDS)
+            self._step(record, _S.ROLLING_BACK, reason, {**(body or {}), "settle_by": deadline.isoformat()})
+            record = self._get(record.id)
+        return self._undo(record)
+
+    def _write(self, record: GroupRecord, group: Group, delay: float, still_ok: Recheck | None) -> Step:
+        reason, fresh = self._last_look(group, still_ok)
+        if reason is not None or fresh is None:
+            return self._step(record, _S.NOT_APPLIED, reason or "it could not be read again")
+        result = self._apply(group, fresh)
+        match result.status:
+            case ApplyStatus.APPLIED | ApplyStatus.ACCEPTED:
+                due = self._clock.now() + timedelta(seconds=delay + result.settles_in_seconds)
+                body = {"status": result.status.value, "detail": result.detail, "settle_by": due.isoformat()}
+                self._step(record, _S.APPLIED, result.detail or result.status.value, body)
+                self._supersede(record)
+                return self._await(record.id)
+            case ApplyStatus.UNKNOWN:
+                remark(self._state, record.id, "unknown", at=self._clock.now(), actor=self._actor, reason=result.detail)
+                return Step(record.id, _S.INTENT, f"the answer was lost: {result.detail}")
+            case ApplyStatus.REFUSED:
+                return self._step(record, _S.REFUSED, result.detail or "the backend refused it")
+            case ApplyStatus.CONFLICT:
+                return self._step(record, _S.NOT_APPLIED, f"the world moved: plan again ({result.detail})")
+            case ApplyStatus.RETRY_LATER:
+                return self._step(record, _S.NOT_APPLIED, f"the backend asks to come back later ({result.detail})")
+
+    def _last_look(self, group: Group, still_ok: Recheck | None) -> tuple[str | None, BackendState | None]:
+        """Look once more, just before the write: kill switch, lease, values, guards."""
+        try:
+            fresh = self._read(group)
+        except UnreachableError as error:
+            return str(error), None
+        place = locate(group, fresh, self._knobs)
+        if place is not Place.BEFORE:
+            return f"the world moved (values are {place.value}): plan again", None
+        against = None if still_ok is None else still_ok(group, fresh)
+        if against is not None:
+            return against, None
+        pause = killswitch.read(self._kill_switch)
+        if not pause.allows_new:
+            return str(pause), None
+        self._lease.check()
+        return None, fresh
+
+    def _await(self, group_id: str) -> Step:
+        """Read back until the values are there, as long as patience lasts."""
+        waited = 0.0
+        while True:
+            now = self.settle(self._get(group_id))
+            if now.state is not _S.APPLIED or waited >= self._patience_seconds:
+                return now
+            self._clock.wait(_POLL_SECONDS)
+            waited += _POLL_SECONDS
+
+    def _arrived(self, record: GroupRecord) -> Step:
+        if record.state is _S.INTENT:
+            self._step(record, _S.APPLIED, "found in force")
+            self._supersede(record)
+        if record.state in {_S.INTENT, _S.APPLIED}:
+            self._step(record, _S.READ_BACK, "the backend holds what was asked for")
+        return self._step(record, _S.VERIFYING, "its effect is being watched")
+
+    def _undo(self, record: GroupRecord) -> Step:  # noqa: PLR0911 - one return for each way it can end
+        for _ in range(_CONFLICT_RETRIES):
+            if not killswitch.read(self._kill_switch).allows_rollback:
+                return Step(record.id, record.state, str(killswitch.read(self._kill_switch)))
+            try:
+                fresh = self._read(record.group)
+            except UnreachableError as error:
+                return self._blocked_if_late(record, str(error))
+            place = locate(record.group, fresh, self._knobs)
+            if place is Place.BEFORE:
+                return self._step(record, _S.ROLLED_BACK, str(record.evidence.get("reason", record.reason)))
+            if place is Place.FOREIGN:
+                return self._step(record, _S.ROLLBACK_BLOCKED, "somebody else set another value: theirs stays")
+            if place is Place.MISSING:
+                return self._blocked_if_late(record, "its values cannot be read")
+            undo = self._remaining(inverse(record.group), fresh)
+            against = None if self._may_undo is None else self._may_undo(undo, fresh)
+            if against is not None:
+                return self._step(record, _S.ROLLBACK_BLOCKED, against)
+            self._lease.check()
+            result = self._apply(undo, fresh)
+            if result.status is ApplyStatus.REFUSED:
+                return self._step(record, _S.ROLLBACK_BLOCKED, f"the backend refused: {result.detail}")
+            if result.status in {ApplyStatus.ACCEPTED, ApplyStatus.RETRY_LATER, ApplyStatus.UNKNOWN}:
+                return self._blocked_if_late(record, f"{result.status.value} {result.detail}".strip())
+        return self._blocked_if_late(record, "it conflicts again and again")
+
+    def _remaining(self, undo: Group, fresh: BackendState) -> Group:
+        """Return only the changes of a way back that are still to be made."""
+        left = [c for c in undo.changes if locate(replace(undo, changes=(c,)), fresh, self._knobs) is not Place.AFTER]
+        return replace(undo, changes=tuple(left))
+
+    def _blocked_if_late(self, record: GroupRecord, reason: str) -> Step:
+        if self._clock.now() >= self._settle_by(record):
+            return self._step(record, _S.ROLLBACK_BLOCKED, f"not undone in time: {reason}")
+        return Step(record.id, record.state, reason)
+
+    def _apply(self, group: Group, fresh: BackendState) -> ApplyResult:
+        expected = {c.target: fresh.targets[c.target].generation for c in group.changes}
+        try:
+            return self._backend.apply(group, expected)
+        except UnreachableError as error:
+            return ApplyResult(ApplyStatus.UNKNOWN, str(error))
+
+    def _read(self, group: Group) -> BackendState:
+        return self._backend.read(sorted({c.target for c in group.changes}))
+
+    def _delay_seconds(self, group: Group) -> float:
+        delays = [self._knobs[c.knob, c.target.kind].read_back_seconds for c in group.changes]
+        return max(delays, default=0.0) + GRACE_SECONDS
+
+    def _settle_by(self, record: GroupRecord) -> datetime:
+        said = record.evidence.get("settle_by")
+        if isinstance(said, str):
+            return datetime.fromisoformat(said)
+        return record.updated_at + timedelta(seconds=GRACE_SECONDS)
+
+    def _intent_body(self, group: Group, before: BackendState, delay: float) -> dict[str, Any]:
+        return {
+            "backend": self._backend.name,
+            "simulated": self._backend.simulated,
+            "changes": [_change_body(c, before) for c in group.changes],
+            "settle_by": (self._clock.now() + timedelta(seconds=delay)).isoformat(),
+        }
+
+    def _step(self, record: GroupRecord, to: ChangeState, reason: str, body: Mapping[str, Any] | None = None) -> Step:
+        step(
+            self._state,
+            record.id,
+            to,
+            at=self._clock.now(),
+            actor=self._actor,
+            reason=reason,
+            body=body,
+            fence=self._lease.fence,
+        )
+        return Step(record.id, to, reason)
+
+    def _get(self, group_id: str) -> GroupRecord:
+        record = get_group(self._state, group_id)
+        if record is None:
+            raise StateMovedError(f"expected a change {group_id!r}, found none; `trimtab changes` lists them")
+        return record
+
+
+def _change_body(change: Change, before: BackendState) -> dict[str, Any]:
+    held = before.targets[change.target]
+    return {
+        "target": target_to_json(change.target),
+        "knob": change.knob,
+        "before": change.before,
+        "after": change.after,
+        "generation": held.generation,
+        "reason": change.reason,
+    }
+
+
+def frozen_targets(past: Sequence[GroupRecord], now: datetime) -> dict[Target, str]:
+    """Return the targets that rest for an hour because somebody else set them under our hands: theirs stays."""
+    frozen: dict[Target, str] = {}
+    for record in past:
+        ended = record.settled_at or record.updated_at
+        if record.state in {_S.FOREIGN_CHANGE, _S.ROLLBACK_BLOCKED} and now - ended < FOREIGN_REST:
+            reason = f"{record.reason} ({ended.isoformat(timespec='minutes')})"
+            frozen.update((c.target, reason) for c in record.group.changes)
+    return frozen

@@ -1,0 +1,61 @@
+"""The guard chain: pure links that can drop or lessen whole groups, and say why."""
+
+from __future__ import annotations
+
+from tuner.guards import evidence, pace, permission, shape
+from tuner.guards.chain import Guard, GuardedPlan, Ruling, each, run_chain
+from tuner.guards.world import FAILED_PAST, PAST, Facts, Vitals, World, domain_of, in_order, lessen
+from tuner.model import Plan
+from tuner.settings import TunerSettings
+
+GUARDS: tuple[tuple[str, Guard], ...] = (
+    ("kill switch", each(permission.kill_switch)),
+    ("simulation", each(permission.simulation)),
+    ("freshness", each(evidence.freshness)),
+    ("impossible world", each(evidence.world_makes_sense)),
+    ("scope", each(permission.scope)),
+    ("protection", each(permission.protection)),
+    ("opt-out", each(permission.opt_out)),
+    ("frozen target", each(permission.frozen_target)),
+    ("calendar", each(permission.calendar)),
+    ("interlock", each(permission.interlock)),
+    ("prediction", each(permission.prediction)),
+    ("coverage", each(evidence.coverage)),
+    ("confidence", each(evidence.confidence)),
+    ("warm-up", each(evidence.warm_up)),
+    ("health", each(evidence.health)),
+    ("quantum", shape.quantum),
+    ("limits", shape.limits),
+    ("step limit", shape.step_limit),
+    ("memory", evidence.memory),
+    ("dead band", each(shape.dead_band)),
+    ("blacklist", each(pace.blacklist)),
+    ("cooldown", each(pace.cooldown)),
+    ("oscillation", each(pace.oscillation)),
+    ("breaker", each(pace.breaker)),
+    ("in flight", pace.in_flight),
+    ("capacity", shape.capacity),
+    ("budget", pace.budgets),
+    ("wave", pace.waves),
+)
+
+
+def run_guards(plan: Plan, world: World, settings: TunerSettings) -> GuardedPlan:
+    """Return what is left of a plan, and every drop and lessening with its guard and reason."""
+    return run_chain(plan, world, settings, GUARDS)
+
+
+__all__ = [
+    "FAILED_PAST",
+    "GUARDS",
+    "PAST",
+    "Facts",
+    "GuardedPlan",
+    "Ruling",
+    "Vitals",
+    "World",
+    "domain_of",
+    "in_order",
+    "lessen",
+    "run_guards",
+]

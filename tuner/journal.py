@@ -1,0 +1,398 @@
+"""The journal: append-only, hash-chained, one writer at a time.
+
+Every entry's hash covers the previous hash and the whole entry, so that a changed, removed or inserted line shows.
+Approvals come from the dashboard's process while the tuner writes: both take the database's one write lock before they
+look at the last entry, else the chain would fork. A step of a group and its journal entry are one transaction.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Row, insert, select
+
+from collector.errors import TrimtabError
+from tuner.model import Plan
+from tuner.record import NEXT_STATES, OPEN_STATES, WAITING_STATES, ChangeState, Drop, GroupRecord
+from tuner.state.codec import JsonObject, canonical, parse
+from tuner.state.database import State
+from tuner.state.plans import (
+    group_state,
+    insert_plan,
+    plan_digest_now,
+    signature,
+    update_group,
+    waiting_groups,
+    waiting_signatures,
+)
+from tuner.state.tables import GroupRow, JournalRow, LeaseRow
+
+GENESIS = "0" * 64
+_BATCH = 1000
+_STATES = frozenset(s.value for s in ChangeState)
+
+
+class StateMovedError(TrimtabError):
+    """A group is not in a state from which the asked step is possible: somebody else was faster."""
+
+
+class LeaseLostError(TrimtabError):
+    """Another tuner holds the lease: this one must not write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """The right to write: a lease's name, its holder and its fencing number."""
+
+    name: str
+    holder: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the journal."""
+
+    seq: int
+    at: datetime
+    event: str
+    group_id: str
+    plan_id: str
+    actor: str
+    fence: int | None
+    body: JsonObject
+    previous: str
+    hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What `verify_chain` found; `broken_seq` is the first entry that does not fit."""
+
+    entries: int
+    broken_seq: int | None = None
+    problem: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the chain is whole."""
+        return self.broken_seq is None and not self.problem
+
+
+def append(
+    connection: Connection,
+    *,
+    at: datetime,
+    event: str,
+    actor: str,
+    group_id: str = "",
+    plan_id: str = "",
+    fence: int | None = None,
+    body: Mapping[str, Any] | None = None,
+) -> Entry:
+    """Append one entry inside `State.writing()`, which holds the lock."""
+    last = connection.execute(
+        select(JournalRow.seq, JournalRow.hash).order_by(JournalRow.seq.desc()).limit(1)
+    ).one_or_none()
+    seq, previous = (1, GENESIS) if last is None else (last.seq + 1, last.hash)
+    text = canonical(dict(body or {}))
+    entry = Entry(seq, at, event, group_id, plan_id, actor, fence, parse(text), previous, "")
+    entry = replace(entry, hash=_link(entry, text))
+    columns = {f.name: getattr(entry, f.name) for f in fields(entry)}
+    connection.execute(insert(JournalRow).values({**columns, "body": text}))
+    return entry
+
+
+def note(state: State, event: str, *, at: datetime, actor: str, body: Mapping[str, Any] | None = None) -> Entry:
+    """Append an entry that belongs to no group: paused, resumed, lease taken, re-armed."""
+    with state.writing() as connection:
+        return append(connection, at=at, event=event, actor=actor, body=body)
+
+
+def step(
+    state: State,
+    group_id: str,
+    to: ChangeState,
+    *,
+    at: datetime,
+    actor: str,
+    reason: str,
+    body: Mapping[str, Any] | None = None,
+    fence: Fence | None = None,
+) -> None:
+    """Move a group to its next state and say so in the journal, in one transaction that is on disk on return.
+
+    Raises:
+        StateMovedError: the group is not in a state that `to` may follow.
+        LeaseLostError: `fence` is given and no longer holds.
+    """
+    with state.writing() as connection:
+        step_in(connection, group_id, to, at=at, actor=actor, reason=reason, body=body, fence=fence)
+
+
+def step_in(
+    connection: Connection,
+    group_id: str,
+    to: ChangeState,
+    *,
+    at: datetime,
+    actor: str,
+    reason: str,
+    body: Mapping[str, Any] | None = None,
+    fence: Fence | None = None,
+    until: datetime | None = None,
+) -> None:
+    """Do `step` inside a transaction that is already open; `until` dates an approval."""
+    if fence is not None:
+        check_fence(connection, fence)
+    now = group_state(connection, group_id)
+    if now is None:
+        raise StateMovedError(f"expected a change {group_id!r}, found none; `trimtab changes` lists them")
+    if to not in NEXT_STATES[now]:
+        raise StateMovedError(f"change {group_id} is {now.value}: it cannot become {to.value}; look at it again")
+    evidence = {**(body or {}), "reason": reason}
+    values: dict[str, Any] = {
+        "state": to.value,
+        "reason": reason,
+        "updated_at": at,
+        "evidence": canonical(evidence),
+    }
+    if to is ChangeState.INTENT:
+        values["intent_at"] = at
+    if to is ChangeState.APPLIED:
+        values["applied_at"] = at
+    if to is ChangeState.APPROVED:
+        values["until"] = until
+    if to not in OPEN_STATES | WAITING_STATES:
+        values["settled_at"] = at
+    update_group(connection, group_id, values)
+    append(
+        connection,
+        at=at,
+        event=to.value,
+        actor=actor,
+        group_id=group_id,
+        fence=None if fence is None else fence.number,
+        body=evidence,
+    )
+
+
+def remark(state: State, group_id: str, event: str, *, at: datetime, actor: str, reason: str) -> None:
+    """Append an entry about a group that does not move it, such as an answer that was lost."""
+    with state.writing() as connection:
+        append(connection, at=at, event=event, actor=actor, group_id=group_id, body={"reason": reason})
+
+
+def check_fence(connection: Connection, fence: Fence) -> None:
+    """Make sure, under the lock, that nobody took the lease.
+
+    Raises:
+        LeaseLostError: somebody did.
+    """
+    row = connection.execute(select(LeaseRow.holder, LeaseRow.fence).where(LeaseRow.name == fence.name)).one_or_none()
+    if row is None or row.holder != fence.holder or row.fence != fence.number:
+        held = "nobody" if row is None else f"{row.holder} (number {row.fence})"
+        raise LeaseLostError(
+            f"expected the lease {fence.name!r} with {fence.holder} (number {fence.number}), it is with {held}; "
+            "this tuner stops writing"
+        )
+
+
+def record_plan(
+    state: State,
+    plan: Plan,
+    kept: Sequence[GroupRecord],
+    drops: Sequence[Drop],
+    *,
+    actor: str,
+    now: datetime,
+    fence: Fence | None = None,
+) -> list[GroupRecord]:
+    """Write a guarded plan in one transaction: groups, drops, and one journal entry that seals them by digest.
+
+    Groups of `plan` that are not in `kept` are written as dropped. A kept group that asks for what already waits for
+    an answer is dropped in favour of the waiting one; a waiting group whose targets a new ask touches otherwise
+    expires.
+
+    Returns:
+        The kept groups as written (the doubles are gone).
+
+    Raises:
+        ValueError: a group id was used before.
+        LeaseLostError: `fence` no longer holds.
+    """
+    kept_ids = {r.id for r in kept}
+    fallen = [
+        GroupRecord(g, plan.id, ChangeState.DROPPED, "write_down", "", now, now, plan.simulated)
+        for g in plan.groups
+        if g.id not in kept_ids
+    ]
+    why = {d.group_id: f"{d.guard}: {d.reason}" for d in drops if d.action == "dropped"}
+    fallen = [replace(r, reason=why.get(r.id, "")) for r in fallen]
+    waiting = {r.id: r for r in waiting_groups(state)} if any(r.decision == "ask" for r in kept) else {}
+    written: list[GroupRecord] = []
+    extra: list[Drop] = []
+    with state.writing() as connection:
+        if fence is not None:
+            check_fence(connection, fence)
+        _refuse_known_ids(connection, [g.id for g in plan.groups])
+        signatures = waiting_signatures(connection) if waiting else {}
+        replaced: dict[str, str] = {}
+        for record in kept:
+            double = signatures.get(signature(record.group)) if record.decision == "ask" else None
+            if double is None:
+                written.append(record)
+                if record.decision == "ask":
+                    replaced.update(dict.fromkeys(_touching(record, waiting.values()), record.id))
+            else:
+                reason = f"{double} asks for the same and waits for an answer"
+                extra.append(Drop(record.id, "waiting", "dropped", reason))
+                fallen.append(replace(record, state=ChangeState.DROPPED, reason=f"waiting: {reason}"))
+        all_drops = [*drops, *extra]
+        seal = insert_plan(
+            connection,
+            plan_id=plan.id,
+            made_at=plan.made_at,
+            as_of=plan.as_of,
+            simulated=plan.simulated,
+            notes=plan.notes,
+            groups=[*written, *fallen],
+            drops=all_drops,
+        )
+        append(
+            connection,
+            at=now,
+            event=ChangeState.PLANNED.value,
+            actor=actor,
+            plan_id=plan.id,
+            fence=None if fence is None else fence.number,
+            body={
+                "digest": seal,
+                "groups": {r.id: r.decision for r in written},
+                "dropped": len(fallen),
+                "drops": len(all_drops),
+                "simulated": plan.simulated,
+            },
+        )
+        for old, new in sorted(replaced.items()):
+            if group_state(connection, old) in WAITING_STATES:
+                step_in(connection, old, ChangeState.EXPIRED, at=now, actor=actor, reason=f"{new} asks instead")
+    for record in written:
+        state.cache_group(record.group)
+    return written
+
+
+def expire_waiting(state: State, *, now: datetime, actor: str) -> list[str]:
+    """Let asks and approvals whose time is over expire; return their ids."""
+    late = [r.id for r in waiting_groups(state) if r.until is not None and r.until <= now]
+    for group_id in late:
+        step(
+            state, group_id, ChangeState.EXPIRED, at=now, actor=actor, reason="its time was over before it was applied"
+        )
+    return late
+
+
+def entries(state: State, *, group_id: str | None = None, after: int = 0, limit: int | None = None) -> list[Entry]:
+    """Return journal entries in order, those with seq > `after`."""
+    query = select(JournalRow.__table__).where(JournalRow.seq > after).order_by(JournalRow.seq)
+    if group_id is not None:
+        query = query.where(JournalRow.group_id == group_id)
+    if limit is not None:
+        query = query.limit(limit)
+    with state.reading() as connection:
+        return [_entry(row) for row in connection.execute(query)]
+
+
+def head(state: State) -> tuple[int, str]:
+    """Return seq and hash of the last entry; kept elsewhere, they prove that the end was not cut off."""
+    with state.reading() as connection:
+        row = connection.execute(
+            select(JournalRow.seq, JournalRow.hash).order_by(JournalRow.seq.desc()).limit(1)
+        ).one_or_none()
+    return (0, GENESIS) if row is None else (row.seq, row.hash)
+
+
+def verify_chain(state: State, *, expected_head: tuple[int, str] | None = None) -> Audit:
+    """Check every link, the seals of the plans that are still kept, and that each group is where its journal says.
+
+    Args:
+        state: the state database.
+        expected_head: seq and hash noted earlier with `head`: finds a journal whose end was cut off.
+    """
+    previous, seen = GENESIS, 0
+    last_event: dict[str, str] = {}
+    seals: dict[str, tuple[int, str]] = {}
+    seq_after = 0
+    with state.reading() as connection:
+        while True:
+            rows = connection.execute(
+                select(JournalRow.__table__).where(JournalRow.seq > seq_after).order_by(JournalRow.seq).limit(_BATCH)
+            ).all()
+            if not rows:
+                break
+            for row in rows:
+                seen += 1
+                problem = _problem(row, seen, previous)
+                if problem:
+                    return Audit(seen - 1, row.seq, problem)
+                previous = row.hash
+                if row.group_id and row.event in _STATES:
+                    last_event[row.group_id] = row.event
+                elif row.plan_id and row.event == ChangeState.PLANNED.value:
+                    seals[row.plan_id] = (row.seq, parse(row.body)["digest"])
+                if expected_head is not None and row.seq == expected_head[0] and row.hash != expected_head[1]:
+                    return Audit(seen - 1, row.seq, "it is not the entry that was noted with this number")
+            seq_after = rows[-1].seq
+        if expected_head is not None and seen < expected_head[0]:
+            return Audit(seen, None, f"entries after {seen} are missing: {expected_head[0]} were noted")
+        for plan_id, (seq, seal) in seals.items():
+            found = plan_digest_now(connection, plan_id)
+            if found is not None and found != seal:
+                return Audit(seen, seq, f"plan {plan_id} was changed after it was written")
+        return _check_groups(connection, last_event, seen)
+
+
+def _check_groups(connection: Connection, last_event: Mapping[str, str], seen: int) -> Audit:
+    quiet = {ChangeState.PLANNED.value, ChangeState.DROPPED.value}
+    for row in connection.execute(select(GroupRow.id, GroupRow.state)):
+        said = last_event.get(row.id)
+        if (said is None and row.state not in quiet) or (said is not None and said != row.state):
+            expected = said or ChangeState.PLANNED.value
+            return Audit(seen, None, f"change {row.id} is {row.state}, its journal says {expected}")
+    return Audit(seen)
+
+
+def _problem(row: Row[Any], expected_seq: int, previous: str) -> str:
+    if row.seq != expected_seq:
+        return f"entry {expected_seq} is missing"
+    if row.previous != previous:
+        return "it does not follow the entry before it"
+    return "" if _link(row, row.body) == row.hash else "its content was changed"
+
+
+def _link(entry: Entry | Row[Any], body: str) -> str:
+    """Return the hash of an entry: SHA-256 of the previous hash and the canonical text of all its parts."""
+    at = int(entry.at.timestamp() * 1_000_000)
+    parts = [entry.previous, entry.seq, at, entry.event, entry.group_id, entry.plan_id, entry.actor, entry.fence, body]
+    return hashlib.sha256(canonical(parts).encode()).hexdigest()
+
+
+def _entry(row: Row[Any]) -> Entry:
+    return Entry(**{**dict(zip(row._fields, row, strict=True)), "body": parse(row.body)})
+
+
+def _touching(record: GroupRecord, waiting: Iterable[GroupRecord]) -> list[str]:
+    mine = {(c.target, c.knob) for c in record.group.changes}
+    return [r.id for r in waiting if any((c.target, c.knob) in mine for c in r.group.changes)]
+
+
+def _refuse_known_ids(connection: Connection, ids: Sequence[str]) -> None:
+    if len(set(ids)) != len(ids):
+        raise ValueError(f"group ids must differ within a plan, got {sorted(ids)}")
+    known = connection.scalars(select(GroupRow.id).where(GroupRow.id.in_(ids))).all()
+    if known:
+        raise ValueError(f"group ids must never be used twice, got {sorted(known)} again; put the plan's id into them")

@@ -1,0 +1,49 @@
+"""The state database: findings, plans, groups, drops, approvals, journal, lease, suppressions, outcomes.
+
+Small functions over an open `State`; they take and return frozen records, never rows.
+"""
+
+from tuner.state.database import State, open_state
+from tuner.state.findings import (
+    StoredFinding,
+    Suppression,
+    add_suppression,
+    list_findings,
+    list_suppressions,
+    record_findings,
+    remove_suppression,
+    unsuppressed,
+)
+from tuner.state.plans import (
+    count_states,
+    get_group,
+    latest_plan_id,
+    list_drops,
+    list_groups,
+    open_groups,
+    past_groups,
+    prune_plans,
+    waiting_groups,
+)
+
+__all__ = [
+    "State",
+    "StoredFinding",
+    "Suppression",
+    "add_suppression",
+    "count_states",
+    "get_group",
+    "latest_plan_id",
+    "list_drops",
+    "list_findings",
+    "list_groups",
+    "list_suppressions",
+    "open_groups",
+    "open_state",
+    "past_groups",
+    "prune_plans",
+    "record_findings",
+    "remove_suppression",
+    "unsuppressed",
+    "waiting_groups",
+]
