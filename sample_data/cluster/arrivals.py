@@ -109,7 +109,7 @@ class Arrivals:
         if service.reacts_to:
             reaction = np.roll(episodes[service.reacts_to], service.reaction_minutes)
             reaction[: service.reaction_minutes] = 0.0
-            rate = rate * (1 + 2.0 * reaction)
+            rate = rate * (1 + 1.2 * reaction)
         return np.asarray(rate)
 
     def _waves(self, number: int, inlets: FloatArray) -> tuple[FloatArray, BoolArray]:

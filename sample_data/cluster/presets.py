@@ -48,15 +48,15 @@ def mixed(seed: int) -> ClusterSpec:
         slices=tuple(build.slices),
         services=tuple(build.services.values()),
         job_classes=(
-            JobClass("mig", 0.25, 8.0, (20.0, 60.0), 8 * GIB),
-            JobClass("mps", 0.25, 5.0, (25.0, 70.0), 12 * GIB),
-            JobClass("whole", 1.0, 0.9, (40.0, 90.0), 30 * GIB),
+            JobClass("mig", 0.25, 6.5, (20.0, 60.0), 8 * GIB),
+            JobClass("mps", 0.25, 4.2, (25.0, 70.0), 12 * GIB),
+            JobClass("whole", 1.0, 0.75, (40.0, 90.0), 30 * GIB),
             JobClass("vgpu", 0.25, 0.0, (60.0, 120.0), 10 * GIB),
         ),
         queues=(
-            QueueSpec("vision", 0.5, 0.35),
-            QueueSpec("language", 0.75, 0.4),
-            QueueSpec("research", 1.0, 0.25),
+            QueueSpec("vision", 0.25, 0.35),
+            QueueSpec("language", 0.25, 0.4),
+            QueueSpec("research", 0.75, 0.25),
         ),
         planted=tuple(build.planted),
         decoys=tuple(build.decoys),
@@ -103,7 +103,7 @@ class _Builder:
         ordinal = sum(s.name == name for s in self.slices)
         rng = stream(self.seed, "service", name)
         tokens = float(rng.integers(80, 160)) if app == "vllm" else 1.0
-        seconds = tokens * rng.uniform(0.009, 0.013) if app == "vllm" else rng.uniform(0.012, 0.03)
+        seconds = tokens * rng.uniform(0.009, 0.013) if app == "vllm" else (rng.uniform(0.005, 0.008) if spec.sharing == "timeslice" else rng.uniform(0.012, 0.03))
         width = width or min(quota, peak) / (6.0 if app == "vllm" else 3.0)
         unit = width * sms * seconds  # SM-seconds of one request, alone
         press, sense = self._vectors(f"{name}#{ordinal}", {}, tense)
@@ -112,7 +112,7 @@ class _Builder:
             rate = peak * sms / unit * replicas
             self.services[name] = ServiceSpec(
                 name, tenant,
-                Objective(quantity="e2e", share=0.99 if app == "vllm" else 0.999,
+                Objective(quantity="e2e", share=_share(app, spec.sharing),
                           bound_seconds=self._bound(spec.sharing, seconds, peak, quota, width, app, margin)),
                 rate, **{"peak_hour": float(rng.uniform(13.0, 15.0)), **load},  # type: ignore[arg-type]  # fields of ServiceSpec
             )
@@ -144,11 +144,11 @@ class _Builder:
         """Return a bound that a fair share keeps at 1.6 times the daily peak, rounded to two digits."""
         available = width if kind == "timeslice" else quota
         load = min(peak * 1.6 / available, 0.9)
-        stretch = 2.3 if kind == "timeslice" else 1.0
+        stretch = 2.0 if kind == "timeslice" else 1.0
         cv = 0.25 if app == "vllm" else 0.3
         t = np.array([seconds * (1.0 + 0.12 * load) * 1.03 * stretch])
         times = sojourn(t, np.array([min(load * stretch, 0.9)]), np.array([available / width]), np.array([cv]), np.zeros(1))
-        exact = float(times.quantile(0.99 if app == "vllm" else 0.999)[0]) * margin
+        exact = float(times.quantile(_share(app, kind))[0]) * margin
         return float(f"{exact:.2g}")
 
     def trainer(
@@ -177,7 +177,7 @@ class _Builder:
         """Add a place for queue jobs."""
         spec = self.cards[card]
         name = f"seat-{spec.node}-{spec.index}-{number}"
-        press, sense = self._vectors(name, {}, ())
+        press, sense = self._vectors(name, dict.fromkeys(("sm", "dram", "l2", "pcie"), 0.0), ())
         self.slices.append(
             SliceSpec(
                 card, spec.sharing, "seat", name, "", "trainer", quota, self._memory_quota(instance, 0.0, memory_gib),
@@ -191,6 +191,10 @@ class _Builder:
         self.planted.append((victim, suspect))
 
 
+def _share(app: App, kind: SliceKind) -> float:
+    return 0.99 if app == "vllm" or kind == "timeslice" else 0.999
+
+
 def _instance(instance: tuple[int, int, str] | None) -> tuple[str, int, int]:
     return ("", -1, -1) if instance is None else (instance[2], instance[0], instance[1])
 
@@ -202,7 +206,7 @@ def _g(profile: str) -> float:
 def _node_mig(b: _Builder) -> None:
     """Four A100-80 in instances. Card 1 is cut so that 3g fits nowhere although four memory slices are free."""
     one, two, three, four = (_g(p) for p in ("1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb"))
-    b.service(0, "ocr", "vision", "triton", 0.10, two, tense=("pcie",), instance=(3, 0, "2g.20gb"), margin=1.15)
+    b.service(0, "ocr", "vision", "triton", 0.10, two, tense=("pcie",), instance=(3, 0, "2g.20gb"), margin=1.19)
     b.service(0, "embed", "language", "triton", 0.09, two, instance=(5, 2, "2g.20gb"))
     b.trainer(0, "segment-train", "vision", three, pressure={"pcie": 0.30}, instance=(2, 4, "3g.40gb"), memory_gib=30)
     b.service(1, "rerank", "language", "triton", 0.09, two, instance=(4, 2, "2g.20gb"), replicas=2,
@@ -213,7 +217,7 @@ def _node_mig(b: _Builder) -> None:
     )
     b.seat(1, "mig", 0, one, instance=(13, 6, "1g.10gb"), memory_gib=7)
     b.trainer(2, "detect-train", "vision", four, pressure={"pcie": 0.26}, instance=(1, 0, "4g.40gb"), memory_gib=31)
-    b.service(2, "caption", "vision", "triton", 0.09, two, tense=("pcie",), instance=(5, 4, "2g.20gb"), margin=1.15)
+    b.service(2, "caption", "vision", "triton", 0.09, two, tense=("pcie",), instance=(5, 4, "2g.20gb"), margin=1.19)
     b.service(2, "toxicity", "language", "triton", 0.045, one, instance=(13, 6, "1g.10gb"), memory_gib=5)
     b.service(3, "langid", "language", "triton", 0.045, one, instance=(7, 0, "1g.10gb"), memory_gib=5)
     b.service(3, "thumbs", "vision", "triton", 0.045, one, instance=(8, 1, "1g.10gb"), memory_gib=5)
@@ -228,21 +232,21 @@ def _node_mig(b: _Builder) -> None:
 
 def _node_mps(b: _Builder) -> None:
     """Four H100 under MPS: shares as owners asked for them, two to three times the peak need."""
-    b.service(4, "chat", "language", "vllm", 0.14, 0.36, memory_gib=30, tense=("dram",), replicas=2, margin=1.15)
+    b.service(4, "chat", "language", "vllm", 0.14, 0.36, memory_gib=30, tense=("dram",), replicas=2, margin=1.19)
     b.service(4, "search", "vision", "triton", 0.09, 0.24)
-    b.trainer(4, "lm-train", "language", 0.18, pressure={"dram": 0.30}, memory_gib=18)
+    b.trainer(4, "lm-train", "language", 0.16, pressure={"dram": 0.30}, memory_gib=18)
     b.seat(4, "mps", 0, 0.15)
-    b.service(5, "translate", "language", "vllm", 0.13, 0.34, memory_gib=26, tense=("l2",), margin=1.15)
+    b.service(5, "translate", "language", "vllm", 0.13, 0.34, memory_gib=26, tense=("l2",), margin=1.19)
     b.service(5, "tagger", "vision", "triton", 0.09, 0.26)
-    b.trainer(5, "asr-train", "language", 0.18, pressure={"l2": 0.28}, memory_gib=18)
+    b.trainer(5, "asr-train", "language", 0.16, pressure={"l2": 0.28}, memory_gib=18)
     b.seat(5, "mps", 0, 0.15)
     b.service(6, "assist", "language", "vllm", 0.13, 0.34, memory_gib=26, peak_hour=14.0)
     b.service(6, "summar", "research", "vllm", 0.11, 0.28, memory_gib=20, peak_hour=14.0)
-    b.trainer(6, "diff-train", "vision", 0.18, memory_gib=18)
+    b.trainer(6, "diff-train", "vision", 0.16, memory_gib=18)
     b.seat(6, "mps", 0, 0.15)
     b.service(7, "rerank", "language", "triton", 0.09, 0.28, replicas=2)
     b.service(7, "fallback", "language", "triton", 0.07, 0.24, reacts_to="rerank", reaction_minutes=2)
-    b.trainer(7, "gnn-train", "research", 0.18, memory_gib=18)
+    b.trainer(7, "gnn-train", "research", 0.16, memory_gib=18)
     b.seat(7, "mps", 0, 0.15)
     b.plant("chat#0", "lm-train#0")
     b.plant("translate#0", "asr-train#0")
@@ -252,22 +256,22 @@ def _node_mps(b: _Builder) -> None:
 
 def _node_vgpu(b: _Builder) -> None:
     """Four L40S under HAMi. Card 3 is failing."""
-    b.service(8, "vqa", "vision", "vllm", 0.13, 0.34, memory_gib=14, tense=("dram",), margin=1.15)
+    b.service(8, "vqa", "vision", "vllm", 0.13, 0.34, memory_gib=14, tense=("dram",), margin=1.19)
     b.service(8, "ads", "vision", "triton", 0.09, 0.26, memory_gib=6)
-    b.trainer(8, "clip-train", "vision", 0.17, pressure={"dram": 0.28}, memory_gib=9)
+    b.trainer(8, "clip-train", "vision", 0.16, pressure={"dram": 0.28}, memory_gib=9)
     b.trainer(8, "echo-train", "research", 0.10, memory_gib=7, waves_of="clip-train", width=0.3)
-    b.service(9, "speech", "language", "triton", 0.11, 0.30, memory_gib=8, tense=("l2",), margin=1.15)
+    b.service(9, "speech", "language", "triton", 0.11, 0.30, memory_gib=8, tense=("l2",), margin=1.19)
     b.service(9, "intent", "language", "triton", 0.08, 0.26, memory_gib=6, replicas=2, slow_episodes_per_day=9.0,
               slow_episode_gain=0.35)
     b.service(9, "retry", "language", "triton", 0.06, 0.20, memory_gib=5, reacts_to="intent", reaction_minutes=0)
-    b.trainer(9, "tts-train", "language", 0.18, pressure={"l2": 0.30}, memory_gib=9)
+    b.trainer(9, "tts-train", "language", 0.16, pressure={"l2": 0.30}, memory_gib=9)
     b.service(10, "vision-gate", "vision", "triton", 0.12, 0.34, memory_gib=8)
     b.service(10, "vision-log", "vision", "triton", 0.08, 0.24, memory_gib=6, downstream_of="vision-gate")
-    b.trainer(10, "rl-train", "research", 0.18, memory_gib=10)
+    b.trainer(10, "rl-train", "research", 0.16, memory_gib=10)
     b.service(10, "kvstore", "research", "triton", 0.04, 0.12, memory_gib=5, memory_quota_gib=8, growth_gib_per_hour=0.062)
     b.service(11, "chat", "language", "vllm", 0.13, 0.36, memory_gib=16, replicas=2)
     b.service(11, "intent", "language", "triton", 0.08, 0.26, memory_gib=6, replicas=2)
-    b.trainer(11, "video-train", "vision", 0.18, memory_gib=10)
+    b.trainer(11, "video-train", "vision", 0.16, memory_gib=10)
     b.plant("vqa#0", "clip-train#0")
     b.plant("speech#0", "tts-train#0")
     b.decoys.append(Decoy("third party", "vqa#0", "echo-train#0"))
@@ -277,11 +281,11 @@ def _node_vgpu(b: _Builder) -> None:
 
 def _node_timeslice(b: _Builder) -> None:
     """Two A100-40 in rotation, two whole ones."""
-    b.service(12, "faces", "vision", "triton", 0.05, 0.25, memory_gib=4, width=0.45, margin=1.0)
-    b.service(12, "plates", "vision", "triton", 0.05, 0.25, memory_gib=4, width=0.45, margin=1.0)
+    b.service(12, "faces", "vision", "triton", 0.05, 0.25, memory_gib=4, width=0.45, margin=0.86)
+    b.service(12, "plates", "vision", "triton", 0.05, 0.25, memory_gib=4, width=0.45, margin=0.86)
     b.trainer(12, "pose-train", "vision", 0.25, memory_gib=11, width=0.6)
-    b.service(13, "spell", "language", "triton", 0.05, 0.25, memory_gib=4, width=0.45, margin=1.0)
-    b.service(13, "dedupe", "research", "triton", 0.05, 0.25, memory_gib=4, width=0.45, margin=1.0)
+    b.service(13, "spell", "language", "triton", 0.05, 0.25, memory_gib=4, width=0.45, margin=0.86)
+    b.service(13, "dedupe", "research", "triton", 0.05, 0.25, memory_gib=4, width=0.45, margin=0.86)
     b.trainer(13, "tab-train", "research", 0.25, memory_gib=11, width=0.6)
     b.trainer(14, "big-train", "research", 1.0, memory_gib=34, width=0.85)
     b.seat(15, "whole", 0, 1.0, memory_gib=34)

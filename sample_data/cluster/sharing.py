@@ -16,6 +16,9 @@ IntArray = npt.NDArray[np.int64]
 PRESSURE_KNEE = 0.1
 # Kernels of an overcommitted card wait for one another at launch: slow-down for each card's worth of unmet wishes.
 OVERCOMMIT_SLOWING = 0.6
+# Room on the card, in times of a server's mean need: with enough it runs as if the card were its own up to its cap;
+# below that its peaks within the minute meet busy SMs; at `SCARCE_ROOM` only what is really free counts.
+ENOUGH_ROOM, SCARCE_ROOM = 1.6, 1.25
 SWITCH_COST = 0.02  # of the service time, for each other process in the rotation
 _SHARED_CHANNELS = {
     "mig": (0.0, 0.0, 0.0, 1.0),  # SMs, DRAM and L2 are private to an instance
@@ -71,6 +74,12 @@ def pressing(share: FloatArray) -> FloatArray:
     return np.minimum(share / PRESSURE_KNEE, 1.0)
 
 
+def _headroom(room: FloatArray, demand: FloatArray) -> FloatArray:
+    """Return 1 where the mean need is free `ENOUGH_ROOM` times, so that peaks within the minute find SMs; 0 when scarce."""
+    times = np.divide(room, demand, out=np.full_like(room, ENOUGH_ROOM), where=demand > 0)
+    return np.clip((times - SCARCE_ROOM) / (ENOUGH_ROOM - SCARCE_ROOM), 0.0, 1.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Grant:
     """What a card's slices get in a minute, in shares of the card.
@@ -116,7 +125,8 @@ class Divider:
             stretch[members] += OVERCOMMIT_SLOWING * (totals[c] - 1.0)
         used = np.bincount(self._card, weights=np.where(self._pooled, granted, 0.0), minlength=self._cards)
         free = np.maximum(1.0 - used[self._card], 0.0)
-        available = np.where(self._pooled, np.minimum(cap, granted + free), available)
+        room = np.minimum(cap, granted + free)
+        available = np.where(self._pooled, room + (cap - room) * _headroom(room, demand), available)
         self._rotate(cap, demand, wave, granted, available, stretch)
         return Grant(granted, available, stretch)
 

@@ -72,6 +72,7 @@ class World:
         slices, cards = spec.slices, spec.cards
         self.card = np.array([s.card for s in slices])
         self.sms = np.array([cards[s.card].hardware.sm_count for s in slices], dtype=np.float64)
+        self._card_sms = np.array([c.hardware.sm_count for c in cards], dtype=np.float64)
         self.online = np.array([s.online for s in slices])
         self.kind = np.array([s.kind for s in slices])
         self._unit = np.array([s.unit_sm_seconds for s in slices])
@@ -88,6 +89,7 @@ class World:
         )
         # Quotas: in force for running work, and for what starts next.
         self.quota = np.array([s.sm_quota for s in slices])
+        self._nominal = np.array([s.width if s.kind == "timeslice" else s.sm_quota for s in slices])
         self.quota_next = self.quota.copy()
         self.memory_quota = np.array([s.memory_quota_bytes for s in slices])
         self._memory_base = np.array([s.memory_used_bytes for s in slices])
@@ -249,7 +251,8 @@ class World:
             load = np.where(rate > 0, (arrived + self.backlog) / (rate * STEP_SECONDS), 0.0)
             narrow = np.where(available > 0, np.maximum(self._width / available, 1.0), 1.0)
         heavier = np.where(self.online, day.heavier[np.maximum(self.service, 0), column], 1.0)
-        batching = 1.0 + self._load_slowing * np.minimum(load, 1.0)
+        fill = arrived * self._unit / (STEP_SECONDS * self.sms * self._nominal)  # of the share it was sized for
+        batching = 1.0 + self._load_slowing * np.minimum(fill, 1.0)
         seconds = self._unit_seconds * drag * stretch * narrow * heavier * batching * day.noise[:, column]
         seconds = np.where(self.online, seconds, 1.0)
         return seconds, sojourn(seconds, load, self._lanes(available), self._cv, np.zeros_like(seconds)), load
@@ -287,7 +290,9 @@ class World:
                 job.arrival.tenant, pod, "main", job.name, job.waiting_since, self.minute + 1
             )
         self.truth.minutes[-1].waits_seconds = tuple(w for _, w in self.admitted)
-        self.truth.minutes[-1].waiting = sum(len(w) for w in self.pool.waiting.values())
+        open_waits = [(self.minute + 1 - j.waiting_since) * 60.0 for w in self.pool.waiting.values() for j in w]
+        self.truth.open_waits_seconds = open_waits
+        self.truth.minutes[-1].waiting = len(open_waits)
 
     def _discard(self, job: Job) -> None:
         for i, holder in enumerate(self.holders):
@@ -327,6 +332,7 @@ class World:
     ) -> None:
         services = len(self.spec.services)
         online = self.online
+        held = np.where(self.held, np.where(self.kind == "timeslice", 1.0, self.quota), 0.0) * self.card_alive[self.card]
         requests = np.bincount(self.service[online], weights=arrived[online], minlength=services) + lost
         inside = np.bincount(self.service[online], weights=within[online], minlength=services)
         self.truth.minutes.append(
@@ -339,7 +345,7 @@ class World:
                 energy_joules=self.thermals.power * STEP_SECONDS,
                 waits_seconds=(),
                 lost_sm_seconds=discarded,
-                held_sm_seconds=float((self.held * self.quota * self.sms).sum() * STEP_SECONDS),
+                held_sm_seconds=float((np.minimum(self._sum_cards(held), 1.0) * self._card_sms).sum() * STEP_SECONDS),
                 waiting=0,
             )
         )
