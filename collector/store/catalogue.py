@@ -127,7 +127,7 @@ def connect(folder: Path, *, read_only: bool = False, synchronous: str = "NORMAL
         if not read_only:
             db.execute("PRAGMA journal_mode=WAL")
             db.execute(f"PRAGMA synchronous={synchronous}")
-            _create(db)
+            create(db)
         found = int(db.execute("PRAGMA user_version").fetchone()[0])
     except (OSError, sqlite3.Error) as error:
         raise UnreachableError(
@@ -141,7 +141,8 @@ def connect(folder: Path, *, read_only: bool = False, synchronous: str = "NORMAL
     return db
 
 
-def _create(db: sqlite3.Connection) -> None:
+def create(db: sqlite3.Connection) -> None:
+    """Lay out an empty catalogue; one that is laid out stays as it is."""
     with transaction(db):
         if int(db.execute("PRAGMA user_version").fetchone()[0]) == 0:
             for statement in _SCHEMA.split(";"):

@@ -7,7 +7,7 @@ import sqlite3
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 
 import duckdb
@@ -18,14 +18,15 @@ import pyarrow.compute as pc
 from collector.batch import Batch
 from collector.clock import Clock, SystemClock
 from collector.errors import ConfigurationError, TrimtabError, UnreachableError
-from collector.protocols import Aggregate, Where
-from collector.schema import MEASUREMENTS, Measurement
+from collector.protocols import Where
+from collector.schema import Measurement
 from collector.settings import StoreSettings
 from collector.store import catalogue, query, spans
 from collector.store.engine import Engine
 from collector.store.hot import Blob, DecodedCache, conform, count_distinct, decode, encode, gather, measurement_of
 from collector.store.maintenance import SEAL_BLOBS, Maintainer, read_segments
 from collector.store.query import Request
+from collector.store.reading import RowReader
 from collector.window import Window
 
 _log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class _Snapshot:
     pieces: query.Pieces
 
 
-class EmbeddedStore:
+class EmbeddedStore(RowReader):
     """The store of one host. One process writes by design; others may append, and any number may read.
 
     Args:
@@ -136,36 +137,6 @@ class EmbeddedStore:
             except (sqlite3.Error, duckdb.Error, pa.ArrowException, OSError, TrimtabError) as error:
                 _log.error("sealing the store in %s failed and is tried again: %s", self._folder, error)
 
-    def read(
-        self,
-        measurement: str,
-        window: Window,
-        *,
-        fields: Sequence[str] | None = None,
-        where: Where | None = None,
-        by: Sequence[str] | None = None,
-        every: timedelta | None = None,
-        aggregate: Aggregate | Mapping[str, Aggregate] = "mean",
-    ) -> pd.DataFrame:
-        """Return rows or aggregates; see `Store.read`."""
-        return self._answer(
-            query.make_request(measurement, window, fields=fields, where=where, by=by, every=every, aggregate=aggregate)
-        )
-
-    def latest(
-        self,
-        measurement: str,
-        *,
-        at: datetime,
-        lookback: timedelta,
-        fields: Sequence[str] | None = None,
-        where: Where | None = None,
-    ) -> pd.DataFrame:
-        """Return the newest row of each key in (at - lookback, at]; keys without one are absent."""
-        tick = timedelta(milliseconds=1)
-        rows = self.read(measurement, Window(at - lookback + tick, at + tick), fields=fields, where=where)
-        return rows.drop_duplicates(list(measurement_of(measurement).key), keep="last", ignore_index=True)
-
     def delete(self, measurement: str, window: Window, where: Where | None = None) -> int:
         """Delete rows; return how many went. Of tiers whose raw rows are gone, the steps that start in `window` go.
 
@@ -212,15 +183,6 @@ class EmbeddedStore:
         with self._read_lock:
             return spans.read_rejects(self._reader, window)
 
-    def partitions(self, window: Window) -> list[tuple[str, str]]:
-        """Return the (cluster, node) pairs that have rows in `window`, sorted."""
-        found: set[tuple[str, str]] = set()
-        for spec in MEASUREMENTS.values():
-            if "node" in spec.key:
-                pairs = self.read(spec.name, window, fields=(), by=("cluster", "node"))
-                found.update(zip(pairs["cluster"], pairs["node"], strict=True))
-        return sorted(found)
-
     def span(self, measurement: str) -> Window | None:
         """Return [oldest row, newest row + 1 ms), or None when there is no row."""
         name = measurement_of(measurement).name
@@ -235,7 +197,12 @@ class EmbeddedStore:
             ).fetchone()
         return None if first is None else Window(catalogue.from_ms(first), catalogue.from_ms(last + 1))
 
-    def _answer(self, request: Request) -> pd.DataFrame:
+    def answer(self, request: Request) -> pd.DataFrame:
+        """Return the frame that a request asks for.
+
+        Raises:
+            UnreachableError: a sealed file cannot be read.
+        """
         for _ in range(_ATTEMPTS):
             snapshot = self._snapshot(request.spec, request.start, request.end)
             hot = gather(request.spec, request.fields, snapshot.tables, [b.seq_min for b in snapshot.blobs])
@@ -245,9 +212,7 @@ class EmbeddedStore:
             except duckdb.IOException as error:
                 failure = error
                 continue
-            frame = query.to_frame(table, "t" if request.by is None else "b")
-            frame.attrs["tier"] = tier
-            return frame
+            return query.to_frame(table, request, tier)
         raise UnreachableError(
             f"cannot read the sealed files in {self._folder}: {failure}; restore them from a backup"
         ) from failure

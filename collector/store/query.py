@@ -447,9 +447,11 @@ def _rank(percentile: Aggregate) -> str:
     return f"{digits[0]}.{digits[1:]}"
 
 
-def to_frame(table: pa.Table, time_column: str) -> pd.DataFrame:
-    """Return DuckDB's answer as a frame: `time` first, text as text, absent as NaN."""
+def to_frame(table: pa.Table, request: Request, tier: str) -> pd.DataFrame:
+    """Return DuckDB's answer as a frame: `time` first, text as text, absent as NaN; `attrs["tier"]` says whence."""
+    time_column = "t" if request.by is None else "b"
     times = table.column(time_column).cast(pa.timestamp("ms", tz="UTC"))
     others = [name for name in table.column_names if name != time_column]
     frame: pd.DataFrame = pa.table({"time": times, **{name: table.column(name) for name in others}}).to_pandas()
+    frame.attrs["tier"] = tier
     return frame

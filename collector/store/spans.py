@@ -189,21 +189,25 @@ def read_facts(db: sqlite3.Connection, window: Window | None, names: Sequence[st
     return text_frame(rows, FACT_COLUMNS, ("from", "to"))
 
 
-def read_events(db: sqlite3.Connection, window: Window) -> pd.DataFrame:
-    """Return events in `window`, by time."""
+def _bounds(window: Window | None) -> tuple[int, int]:
+    return (-(2**63), 2**63 - 1) if window is None else (to_ms(window.start), to_ms(window.end))
+
+
+def read_events(db: sqlite3.Connection, window: Window | None) -> pd.DataFrame:
+    """Return events in `window` (None: all), by time."""
     rows = db.execute(
         "SELECT time, kind, cluster, node, gpu, slice, object, code, severity, message FROM event"
         " WHERE time >= ? AND time < ? ORDER BY time, kind, cluster, node, gpu, slice, object, code, message",
-        (to_ms(window.start), to_ms(window.end)),
+        _bounds(window),
     ).fetchall()
     return text_frame(rows, EVENT_COLUMNS, ("time",))
 
 
-def read_rejects(db: sqlite3.Connection, window: Window) -> pd.DataFrame:
-    """Return rejects in `window`, by time."""
+def read_rejects(db: sqlite3.Connection, window: Window | None) -> pd.DataFrame:
+    """Return rejects in `window` (None: all), by time."""
     rows = db.execute(
         "SELECT time, kind, cluster, node, gpu, slice, object, field, reason, count FROM reject"
         " WHERE time >= ? AND time < ? ORDER BY time, kind, cluster, node, gpu, slice, object, field, reason",
-        (to_ms(window.start), to_ms(window.end)),
+        _bounds(window),
     ).fetchall()
     return text_frame(rows, REJECT_COLUMNS, ("time",))
