@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from collector.clock import Clock, SystemClock
-from collector.errors import InputRejectedError
+from collector.errors import InputRejectedError, UnreachableError
 from collector.schema import MEASUREMENTS
 from collector.window import Window, parse_instant
 from dashboard.config import Loaded, Settings, load_settings
@@ -113,7 +113,14 @@ def opened_store(context: Context, *, read_only: bool = True) -> Iterator[Embedd
 
 @contextmanager
 def opened_state(context: Context) -> Iterator[State]:
-    """Open the configured state database and close it again."""
+    """Open the configured state database, which must be there, and close it again.
+
+    Raises:
+        UnreachableError: there is none yet.
+    """
+    if not context.has_state:
+        path = context.settings.state.path
+        raise UnreachableError(f"expected a state database at {path}, found none; run `trimtab tune` first")
     from tuner.state import open_state  # noqa: PLC0415  SQLAlchemy and Alembic load slowly; --help must not
 
     state = open_state(context.settings.state)
