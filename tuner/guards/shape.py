@@ -164,6 +164,8 @@ def _room(domain: Target, knob: str, facts: Facts, settings: TunerSettings) -> t
         if knob not in held.values:
             continue  # this kind of target has no such quota
         value = held.values[knob]
+        if knob == SM_QUOTA:
+            value = min(value, facts.world.reserves.get(held.target, value))
         effective = held.effective.get(knob, value) if knob == MEMORY_QUOTA else value
         total += max(value, effective) if not math.isnan(effective) else value
     room = whole - total

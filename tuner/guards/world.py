@@ -55,6 +55,8 @@ class World:
         declarations: (tenant, workload) -> promises.
         calendars: spans without changes.
         peak_memory_bytes: slice -> highest use seen.
+        reserves: online slice -> compute share of the card kept for it. Its quota is a cap that it may come near, not
+            what the card must hold free: in the card's sum the reserve stands for it. Absent: the quota counts.
         coverage: target -> share of expected samples present, where known.
         opted_out: target -> who or what says that it must not be touched.
         frozen: target -> why it rests (a foreign change, an answer that was lost).
@@ -76,6 +78,7 @@ class World:
     declarations: Mapping[tuple[str, str], ResolvedWorkload] = field(default_factory=dict)
     calendars: Sequence[CalendarSettings] = ()
     peak_memory_bytes: Mapping[Target, float] = field(default_factory=dict)
+    reserves: Mapping[Target, float] = field(default_factory=dict)
     coverage: Mapping[Target, float] = field(default_factory=dict)
     opted_out: Mapping[Target, str] = field(default_factory=dict)
     frozen: Mapping[Target, str] = field(default_factory=dict)
