@@ -1,23 +1,85 @@
-"""The runner of the analyses: partitions out of a store, measured per node, concluded once."""
+"""The runner of the analyses: partitions out of a store, measured node by node, concluded once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import pandas as pd
 
-from analyzer.protocols import Partition
+from analyzer.census import SUBJECT_COLUMNS, Census, measure_subjects, take_census
+from analyzer.findings import SCHEMA_VERSION, Finding
+from analyzer.ledger import Ledger, conclude_ledger, measure_ledger
+from analyzer.protocols import Conclusion, Context, Detector, Partition, Withheld
 from analyzer.settings import AnalyzeSettings
-from collector.protocols import Store
+from collector.declarations import ResolvedWorkload, WorkloadDeclaration
+from collector.plugins import load_plugin, plugin_names
+from collector.protocols import StoreReader
 from collector.window import Window
+from tuner.service.promises import resolve_promises
 
-A = TypeVar("A")
-B = TypeVar("B")
-MapNodes = Callable[[Callable[[A], B], Iterable[A]], Iterable[B]]  # a loop, a process pool's map, Dask's map
+DETECTOR_GROUP = "trimtab.detectors"
 
 
-def partitions(store: Store, window: Window, interval_seconds: float, settings: AnalyzeSettings) -> Iterator[Partition]:
+@dataclass(frozen=True, slots=True)
+class NodeMeasures:
+    """What one node contributes: detector name -> measures, the ledger's rows, the subjects."""
+
+    measures: Mapping[str, pd.DataFrame]
+    ledger: pd.DataFrame
+    subjects: pd.DataFrame
+
+
+MapNodes = Callable[[Callable[[Partition], NodeMeasures], Iterable[Partition]], Iterable[NodeMeasures]]
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """The answer: findings (worst first), what was withheld, census, ledger."""
+
+    window: Window
+    findings: tuple[Finding, ...]
+    withheld: tuple[Withheld, ...]
+    census: Census
+    ledger: Ledger
+    declarations: Mapping[tuple[str, str], ResolvedWorkload]
+    simulated: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document that `trimtab analyze --json` prints."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "findings": [f.to_json() for f in self.findings],
+            "census": self.census.to_json(),
+            "ledger": self.ledger.to_json(),
+        }
+
+
+def load_detectors(settings: AnalyzeSettings, families: Sequence[str] = ()) -> dict[str, Detector]:
+    """Return the detectors by plug-in name that can give a code which is selected and not ignored.
+
+    Args:
+        settings: `select` and `ignore` (codes or prefixes).
+        families: plug-in names to keep; empty: all.
+    """
+    detectors: dict[str, Detector] = {}
+    for name in plugin_names(DETECTOR_GROUP):
+        detector: Detector = load_plugin(DETECTOR_GROUP, name)()
+        if (not families or name in families) and any(_wanted(c, settings) for c in detector.codes):
+            detectors[name] = detector
+    return detectors
+
+
+def _wanted(code: str, settings: AnalyzeSettings) -> bool:
+    chosen = not settings.select or any(code.startswith(p) for p in settings.select)
+    return chosen and not any(code.startswith(p) for p in settings.ignore)
+
+
+def partitions(
+    store: StoreReader, window: Window, interval_seconds: float, settings: AnalyzeSettings
+) -> Iterator[Partition]:
     """Yield one partition a node, in order of (cluster, node)."""
     facts, events, rejects = store.facts(window), store.events(window), store.rejects(window)
     options = settings.model_dump()
@@ -40,4 +102,86 @@ def partitions(store: Store, window: Window, interval_seconds: float, settings: 
 
 def _about(frame: pd.DataFrame, cluster: str, node: str) -> pd.DataFrame:
     """Rows about this node, and those about no node at all (workloads, pods, the cluster)."""
-    return frame[(frame["cluster"] == cluster) & frame["node"].isin([node, ""])]
+    return frame[(frame["cluster"] == cluster) & frame["node"].isin([node, ""])].reset_index(drop=True)
+
+
+def measure_node(partition: Partition, detectors: Mapping[str, Detector]) -> NodeMeasures:
+    """Measure one node; pure, so that nodes may be measured anywhere."""
+    return NodeMeasures(
+        measures={name: detector.measure(partition) for name, detector in detectors.items()},
+        ledger=measure_ledger(partition),
+        subjects=measure_subjects(partition),
+    )
+
+
+def run_analysis(
+    store: StoreReader,
+    window: Window,
+    *,
+    interval_seconds: float,
+    settings: AnalyzeSettings,
+    detectors: Mapping[str, Detector],
+    declarations: Sequence[WorkloadDeclaration] = (),
+    forecasts: pd.DataFrame | None = None,
+    map_nodes: MapNodes = map,
+) -> Analysis:
+    """Analyse a window.
+
+    Args:
+        store: where rows and facts come from.
+        window: what is looked at.
+        interval_seconds: grid of the rows.
+        settings: thresholds, selection of codes.
+        detectors: by name.
+        declarations: the `[[workload]]` tables.
+        forecasts: as `Forecaster.forecast` returns them; detectors that need them say what they lack.
+        map_nodes: how nodes are spread: a loop, a process pool's map, Dask's map; the answer is the same.
+    """
+    facts = store.facts(window)
+    holders = store.read("slice", window, fields=["busy_ratio"], by=["tenant", "workload"], aggregate="count")
+    promises = resolve_promises(facts, holders, declarations)
+    simulated = bool(((facts["kind"] == "cluster") & (facts["name"] == "simulated") & (facts["value"] == "true")).any())
+    context = Context(
+        window=window,
+        interval_seconds=interval_seconds,
+        facts=facts,
+        queues=store.read("queue", window),
+        forecasts=pd.DataFrame() if forecasts is None else forecasts,
+        declarations=promises,
+        simulated=simulated,
+    )
+    nodes = list(
+        map_nodes(partial(measure_node, detectors=detectors), partitions(store, window, interval_seconds, settings))
+    )
+    conclusions = [_conclude(name, detector, nodes, context) for name, detector in detectors.items()]
+    found = [f for c in conclusions for f in c.findings if _wanted(f.code, settings)]
+    withheld = [w for c in conclusions for w in c.withheld if _wanted(w.code, settings)]
+    codes = sorted({code for d in detectors.values() for code in d.codes if _wanted(code, settings)})
+    return Analysis(
+        window=window,
+        findings=tuple(sorted(found, key=_worst_first)),
+        withheld=tuple(withheld),
+        census=take_census(_subjects(nodes), codes, withheld),
+        ledger=conclude_ledger([n.ledger for n in nodes], context),
+        declarations=promises,
+        simulated=simulated,
+    )
+
+
+def _conclude(name: str, detector: Detector, nodes: Sequence[NodeMeasures], context: Context) -> Conclusion:
+    frames = [n.measures[name] for n in nodes if len(n.measures[name])]
+    measures = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+    return detector.conclude(measures, context)
+
+
+def _subjects(nodes: Sequence[NodeMeasures]) -> pd.DataFrame:
+    filled = [n.subjects for n in nodes if len(n.subjects)]
+    return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=list(SUBJECT_COLUMNS))
+
+
+_VERDICT_ORDER = {"holds": 0, "suspected": 1, "cannot tell": 2, "no effect found": 3}
+
+
+def _worst_first(finding: Finding) -> tuple[int, str, float, str]:
+    size = 0.0 if finding.effect is None else -abs(finding.effect.value)
+    return _VERDICT_ORDER[finding.verdict.value], finding.code, size, finding.id

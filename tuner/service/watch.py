@@ -1,0 +1,392 @@
+"""The watch: what the backend holds, what the store has seen and what the forecast says, as one view of the fleet."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import numpy as np
+import pandas as pd
+
+from analyzer.findings import Finding, Role, Verdict
+from analyzer.forecast import LoadForecaster
+from analyzer.settings import AnalyzeSettings
+from analyzer.shares import Card, cards
+from collector.declarations import ResolvedWorkload, WorkloadDeclaration
+from collector.protocols import Store
+from collector.schema import NOBODY
+from collector.window import Window
+from tuner.model import Backend, BackendState, Target, TargetState
+from tuner.planner import CardView, PlannerInput, QueueView, SliceView
+from tuner.planner.views import MEMORY_KNOB, QUEUE_KNOB, SHARE_KNOB
+from tuner.service.analyse import partitions
+from tuner.service.demand import DemandHistory, ResponseCurves
+from tuner.service.promises import is_protected, objective_share, resolve_promises
+from tuner.settings import TunerSettings
+
+_STEP = timedelta(minutes=5)
+_HISTORY = timedelta(days=14)
+_RECENT = timedelta(minutes=5)
+# How long a decrease needs to reach the work, and how long an increase is expected to hold.
+LEAD = timedelta(minutes=30)
+HOLD = timedelta(hours=2)
+_FORECAST_EVERY = timedelta(minutes=15)
+_FIT_EVERY = timedelta(hours=6)
+_FIRST_FIT = timedelta(hours=3)
+_HEALTH_WINDOW = timedelta(hours=24)
+_SICK_CODES = ("xid", "card_lost")
+_SICK_SEVERITIES = ("error", "critical")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the store saw of one slice over the last minutes; shares of the whole card, NaN absent."""
+
+    used: float
+    kept: float
+    coverage: float
+    age_seconds: float
+    memory_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """The fleet at one instant, for planner and guards."""
+
+    planner: PlannerInput
+    state: BackendState
+    declarations: Mapping[tuple[str, str], ResolvedWorkload]
+    coverage: Mapping[Target, float]
+    peak_memory_bytes: Mapping[Target, float]
+    capacity: Mapping[Target, Mapping[str, float]]
+    health: Mapping[Target, tuple[str, ...]]
+    activity: float  # mean use of all slices that were seen
+
+
+class Watch:
+    """Keeps what must be remembered between cycles: demand, response curves, forecasts, memory peaks.
+
+    Args:
+        store: where rows come from.
+        backend: what is steered.
+        settings: quantile and margins.
+        interval_seconds: grid of the rows.
+        declarations: the `[[workload]]` tables.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        backend: Backend,
+        settings: TunerSettings,
+        *,
+        interval_seconds: float,
+        declarations: Sequence[WorkloadDeclaration] = (),
+    ) -> None:
+        self._store = store
+        self._backend = backend
+        self._settings = settings
+        self._interval_seconds = interval_seconds
+        self._configured = tuple(declarations)
+        self._history = DemandHistory(_STEP, _HISTORY)
+        self._curves = ResponseCurves()
+        self._forecaster = LoadForecaster(step=_STEP)
+        self._fitted_at: datetime | None = None
+        self._forecast_at: datetime | None = None
+        self._needs: dict[str, tuple[float, float]] = {}
+        self._peaks: dict[Target, float] = {}
+        self._seen_until: datetime | None = None
+
+    def warm(self, now: datetime, length: timedelta) -> None:
+        """Learn from what the store holds already, oldest first."""
+        at = max(now - length, now - _HISTORY)
+        while at < now:
+            self._look_back(at, at + _STEP)
+            at += _STEP
+
+    def look(self, now: datetime, findings: Sequence[Finding] = ()) -> Sight:
+        """Return the fleet as of `now`.
+
+        Raises:
+            UnreachableError: the backend does not answer.
+        """
+        state = self._backend.read()
+        seen, promises = self._look_back(now - _RECENT, now + timedelta(milliseconds=1))
+        self._refresh_forecast(now)
+        views = _views(state, seen, promises, self, findings)
+        grouped: dict[tuple[str, str, str], list[SliceView]] = defaultdict(list)
+        for view in views:
+            grouped[view.target.cluster, view.target.node, view.target.gpu].append(view)
+        health = self._health(state, now)
+        capacity = _capacity(state)
+        card_views = tuple(_card(key, slices, capacity, health) for key, slices in sorted(grouped.items()))
+        oldest = max((s.age_seconds for s in seen.values() if not math.isnan(s.age_seconds)), default=math.inf)
+        as_of = now - timedelta(seconds=min(oldest, 1e6))
+        used = [s.used for s in seen.values() if not math.isnan(s.used)]
+        return Sight(
+            planner=PlannerInput(
+                now=now,
+                as_of=as_of,
+                cards=card_views,
+                queues=_queues(state),
+                knobs=tuple(self._backend.knobs()),
+                simulated=self._backend.simulated,
+            ),
+            state=state,
+            declarations=promises,
+            coverage={v.target: v.coverage for v in views},
+            peak_memory_bytes=dict(self._peaks),
+            capacity=capacity,
+            health=health,
+            activity=float(np.mean(used)) if used else math.nan,
+        )
+
+    def needs(self, series: str) -> tuple[float, float]:
+        """Return the forecast need of a workload over lead and hold time, in shares of a card; NaN: no forecast."""
+        return self._needs.get(series, (math.nan, math.nan))
+
+    def utilisation_limit(self, series: str) -> float:
+        """Return how far a workload may fill its quota."""
+        return self._curves.limit(series)
+
+    def watched_seconds(self, series: str) -> float:
+        """Return for how long a workload has been watched."""
+        return self._history.watched_seconds(series)
+
+    def peak_memory(self, target: Target) -> float:
+        """Return the most memory that a slice was seen to use, in bytes; NaN: never seen."""
+        return self._peaks.get(target, math.nan)
+
+    def forecasts(self) -> pd.DataFrame:
+        """Return the latest needs as forecast rows (series, quantile, value), for the ledger's reserve."""
+        rows = [(f"{s}#each", self._settings.reserve_quantile, lead) for s, (lead, _) in sorted(self._needs.items())]
+        return pd.DataFrame(rows, columns=["series", "quantile", "value"])
+
+    def _look_back(
+        self, start: datetime, end: datetime
+    ) -> tuple[dict[Target, Seen], dict[tuple[str, str], ResolvedWorkload]]:
+        window = Window(start, end)
+        nodes = list(partitions(self._store, window, self._interval_seconds, AnalyzeSettings()))
+        if not nodes:
+            return {}, {}
+        slices = pd.concat([p.slice[["tenant", "workload"]] for p in nodes], ignore_index=True)
+        facts = pd.concat([p.facts for p in nodes], ignore_index=True).drop_duplicates()
+        promises = resolve_promises(facts, slices, self._configured)
+        seen: dict[Target, Seen] = {}
+        totals: dict[str, list[float]] = defaultdict(list)
+        for partition in nodes:
+            for card in cards(partition):
+                self._see(card, end, promises, seen, totals)
+        self._history.add(end, {name: float(np.sum(parts)) / len(parts) for name, parts in totals.items()})
+        self._seen_until = end
+        return seen, promises
+
+    def _see(
+        self,
+        card: Card,
+        end: datetime,
+        promises: Mapping[tuple[str, str], ResolvedWorkload],
+        seen: dict[Target, Seen],
+        totals: dict[str, list[float]],
+    ) -> None:
+        requests, within = card.of_slices("requests_per_second"), card.of_slices("within_objective_per_second")
+        memory = card.of_slices("memory_used_bytes")
+        with np.errstate(invalid="ignore", divide="ignore"):
+            met = within / requests
+        fresh = self._fresh(card)
+        for j, holding in enumerate(card.holdings):
+            target = Target("slice", card.cluster, card.node, card.gpu, holding.slice)
+            alive = card.alive[:, j]
+            used = np.where(alive, card.used[:, j], np.nan)
+            known = ~np.isnan(used)
+            last = np.flatnonzero(card.present[:, j])
+            age = end.timestamp() - card.times_ms()[last[-1]] / 1000 if len(last) else math.nan
+            asked = np.nansum(requests[:, j])
+            peak = float(np.nanmax(memory[:, j])) if not np.isnan(memory[:, j]).all() else math.nan
+            if not math.isnan(peak):
+                self._peaks[target] = max(self._peaks.get(target, 0.0), peak)
+            seen[target] = Seen(
+                used=float(used[known].mean()) if known.any() else math.nan,
+                kept=float(np.nansum(within[:, j]) / asked) if asked > 0 else math.nan,
+                coverage=float(card.present[:, j].sum() / max(alive.sum(), 1)),
+                age_seconds=max(age - self._interval_seconds, 0.0),
+                memory_bytes=peak,
+            )
+            if not holding.held:
+                continue
+            series = series_of(holding.tenant, holding.workload)
+            if known.any():
+                totals[series].append(float(used[known].mean()))
+            share = objective_share(promises.get((holding.tenant, holding.workload)))
+            if not math.isnan(share):
+                kept = np.where(np.isnan(met[:, j]), np.nan, met[:, j] >= share)
+                with np.errstate(invalid="ignore", divide="ignore"):
+                    self._curves.add(series, (used / card.quota[:, j])[fresh], kept[fresh])
+
+    def _fresh(self, card: Card) -> np.ndarray:
+        """Return which intervals no earlier look has counted."""
+        if self._seen_until is None:
+            return np.ones(card.intervals, dtype=bool)
+        return np.asarray(card.times_ms() >= self._seen_until.timestamp() * 1000 - 1)
+
+    def _refresh_forecast(self, now: datetime) -> None:
+        if self._forecast_at is not None and now - self._forecast_at < _FORECAST_EVERY:
+            return
+        history = self._history.frame()
+        if not len(history):
+            return
+        span = history["time"].max() - history["time"].min()
+        due = span >= _FIRST_FIT if self._fitted_at is None else now - self._fitted_at >= _FIT_EVERY
+        if due:
+            self._forecaster.fit(history)
+            self._fitted_at = now
+        ahead = [
+            self._forecaster.forecast_block_max(history, now, span, [self._settings.reserve_quantile])
+            for span in (LEAD, HOLD)
+        ]
+        lead, hold = (dict(zip(f["series"], f["value"].astype(float), strict=True)) for f in ahead)
+        self._needs = {name: (lead[name], hold.get(name, math.nan)) for name in lead}
+        self._forecast_at = now
+
+    def _health(self, state: BackendState, now: datetime) -> dict[Target, tuple[str, ...]]:
+        """Return the evidence against each card that was seen; an unseen card is absent, and unknown is not healthy."""
+        events = self._store.events(Window.last(now + timedelta(milliseconds=1), _HEALTH_WINDOW))
+        bad = events[events["code"].isin(_SICK_CODES) & events["severity"].isin(_SICK_SEVERITIES)]
+        evidence: dict[Target, list[str]] = defaultdict(list)
+        for cluster, node, gpu, message in bad[["cluster", "node", "gpu", "message"]].astype(str).to_numpy():
+            evidence[Target("card", cluster, node, gpu)].append(message)
+        cards_held = {_card_of(t) for t in state.targets if t.kind in {"slice", "card"}}
+        return {card: tuple(sorted(set(evidence.get(card, ())))) for card in cards_held}
+
+
+def series_of(tenant: str, workload: str) -> str:
+    """Return the name under which a workload's history is kept (mean over its slices)."""
+    return f"{tenant}/{workload}"
+
+
+def _card_of(target: Target) -> Target:
+    return Target("card", target.cluster, target.node, target.gpu)
+
+
+def _views(
+    state: BackendState,
+    seen: Mapping[Target, Seen],
+    promises: Mapping[tuple[str, str], ResolvedWorkload],
+    watch: Watch,
+    findings: Sequence[Finding],
+) -> list[SliceView]:
+    suspects, victims, growing = _pairs(findings)
+    views = []
+    for target, held in sorted(state.targets.items()):
+        tenant, workload = held.facts.get("tenant", ""), held.facts.get("workload", "")
+        if target.kind != "slice" or tenant in {"", NOBODY}:
+            continue
+        promise = promises.get((tenant, workload))
+        last = seen.get(target, Seen(math.nan, math.nan, 0.0, math.inf, math.nan))
+        series = series_of(tenant, workload)
+        lead, hold = watch.needs(series)
+        protected = is_protected(promises, tenant, workload)
+        offline = promise is not None and promise.declared and promise.declaration.service_class == "offline"
+        views.append(
+            SliceView(
+                target=target,
+                kind=held.facts.get("kind", ""),
+                tenant=tenant,
+                workload=workload,
+                service_class="offline" if offline else "online",
+                protected=protected,
+                floor=0.0 if promise is None else promise.declaration.floor,
+                weight=1.0 if promise is None else promise.declaration.weight,
+                quota=held.values.get(SHARE_KNOB, math.nan),
+                effective=held.effective.get(SHARE_KNOB, math.nan),
+                used=last.used,
+                need_lead=lead,
+                need_hold=hold,
+                utilisation_limit=watch.utilisation_limit(series),
+                kept=last.kept,
+                objective_share=objective_share(promise),
+                memory_quota_bytes=held.values.get(MEMORY_KNOB, math.nan),
+                memory_peak_bytes=watch.peak_memory(target),
+                memory_need_bytes=growing.get(target, math.nan),
+                coverage=last.coverage,
+                age_seconds=last.age_seconds,
+                history_seconds=watch.watched_seconds(series),
+                suspect_in=tuple(suspects.get(target, ())),
+                victim_in=tuple(victims.get(target, ())),
+            )
+        )
+    return views
+
+
+def _pairs(
+    findings: Sequence[Finding],
+) -> tuple[dict[Target, list[str]], dict[Target, list[str]], dict[Target, float]]:
+    """Return suspects and victims of pairs that hold, and the memory that a forecast expects, by slice."""
+    suspects: dict[Target, list[str]] = defaultdict(list)
+    victims: dict[Target, list[str]] = defaultdict(list)
+    growing: dict[Target, float] = {}
+    for finding in findings:
+        if finding.verdict is not Verdict.HOLDS:
+            continue
+        for s in finding.subjects:
+            target = Target("slice", s.cluster, s.node, s.gpu, s.slice)
+            if finding.code == "TT101":
+                (suspects if s.role is Role.SUSPECT else victims)[target].append(finding.id)
+            elif finding.code == "TT502" and finding.effect is not None and finding.effect.unit == "bytes":
+                growing[target] = max(growing.get(target, 0.0), finding.effect.value)
+    return suspects, victims, growing
+
+
+def _card(
+    key: tuple[str, str, str],
+    slices: Sequence[SliceView],
+    capacity: Mapping[Target, Mapping[str, float]],
+    health: Mapping[Target, tuple[str, ...]],
+) -> CardView:
+    target = Target("card", *key)
+    kinds = {s.kind for s in slices}
+    return CardView(
+        *key,
+        sharing=kinds.pop() if len(kinds) == 1 else "mixed",
+        memory_bytes=capacity.get(target, {}).get(MEMORY_KNOB, math.nan),
+        slices=tuple(slices),
+        healthy=health.get(target, ("not seen",)) == (),
+    )
+
+
+def _queues(state: BackendState) -> tuple[QueueView, ...]:
+    return tuple(
+        QueueView(
+            target=target,
+            tenant=held.facts.get("tenant", ""),
+            quota=held.values[QUEUE_KNOB],
+            allocated=_number(held, "allocated_gpu_count"),
+            pending=_number(held, "pending_gpu_count"),
+            free=_number(held, "free_gpu_count"),
+        )
+        for target, held in sorted(state.targets.items())
+        if target.kind == "queue" and QUEUE_KNOB in held.values
+    )
+
+
+def _number(held: TargetState, name: str) -> float:
+    try:
+        return float(held.facts[name])
+    except (KeyError, ValueError):
+        return math.nan
+
+
+def _capacity(state: BackendState) -> dict[Target, dict[str, float]]:
+    """Return what quotas may sum to: a card's compute is 1, its memory what the backend says; a pool's cards."""
+    capacity: dict[Target, dict[str, float]] = {}
+    for target, held in state.targets.items():
+        if target.kind == "slice":
+            limits = capacity.setdefault(_card_of(target), {SHARE_KNOB: 1.0})
+            limits[MEMORY_KNOB] = _number(held, "card_memory_bytes")
+        elif target.kind == "queue":
+            pool = Target("queue", target.cluster, name=target.name.partition("/")[0])
+            capacity.setdefault(pool, {})[QUEUE_KNOB] = _number(held, "capacity_gpu_count")
+    return capacity
