@@ -52,14 +52,14 @@ class FragmentationDetector:
     def measure(self, partition: Partition) -> pd.DataFrame:
         """Return a row a card: TT211 for cards that are shared or whole, TT221 for cards that are cut."""
         found = cards(partition)
-        newest = max((_last_seen(card) for card in found), default=-1)
+        newest = max((card.newest for card in found), default=-1)
         starts = hardware_facts(partition.facts, "slice", "placement")
         rows = []
         for card in found:
             row: dict[str, Any] = {"cluster": card.cluster, "node": card.node, "gpu": card.gpu, "model": card.model}
             row |= {"code": "TT221" if card.mig else "TT211", "withheld": ""}
             row["pods"] = json.dumps(sorted({h.pod for h in card.holdings if h.pod}))
-            if _last_seen(card) < newest - _CURRENT_INTERVALS:
+            if card.newest < newest - _CURRENT_INTERVALS:
                 rows.append({**row, "withheld": "the card is not there now"})
             elif card.mig:
                 rows.append({**row, "instances": json.dumps(_instances(card, newest, starts))})
@@ -87,11 +87,6 @@ class FragmentationDetector:
                 elif verdict is not None:
                     withheld.append(verdict)
         return Conclusion(findings, withheld)
-
-
-def _last_seen(card: Card) -> int:
-    where = np.flatnonzero(card.observed | card.present.any(axis=1))
-    return int(where[-1]) if len(where) else -1
 
 
 def _current(card: Card, newest: int) -> np.ndarray:

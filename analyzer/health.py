@@ -100,7 +100,7 @@ class HealthDetector:
         own_rows = partition.node_rows["time"]
         start_ms = int(partition.window.start.timestamp() * 1000)
         node_last = int((_ms(own_rows.max()) - start_ms) // (step * 1000)) if len(own_rows) else -1
-        last = {card.gpu: _last_seen(card.observed, card.present) for card in found}
+        last = {card.gpu: card.newest for card in found}
         reporting = max([node_last, *last.values()], default=-1)
         limit = max(_LOST_INTERVALS, math.ceil(_LOST_SECONDS / step))
         told = _told_lost(partition.events)
@@ -133,11 +133,6 @@ class HealthDetector:
                 elif not math.isnan(row["lost_since_ms"]):
                     findings.append(_lost(subject, row, errors, context))
         return Conclusion(findings, withheld)
-
-
-def _last_seen(observed: np.ndarray, present: np.ndarray) -> int:
-    where = np.flatnonzero(observed | present.any(axis=1))
-    return int(where[-1]) if len(where) else -1
 
 
 def _told_lost(events: pd.DataFrame) -> dict[str, float]:

@@ -76,7 +76,7 @@ class IdleDetector:
     def measure(self, partition: Partition) -> pd.DataFrame:
         """Return two rows a slice and holder that is there now: one for TT301, one for TT311."""
         found = cards(partition)
-        newest = max((_newest(card) for card in found), default=-1)
+        newest = max((card.newest for card in found), default=-1)
         rows: list[dict[str, Any]] = []
         for card in found:
             for j in range(len(card.holdings)):
@@ -352,10 +352,6 @@ def _use(card: Card, j: int, settings: AnalyzeSettings) -> dict[str, Any]:
 def _last(mask: Mask) -> int:
     where = np.flatnonzero(mask)
     return int(where[-1]) if len(where) else -1
-
-
-def _newest(card: Card) -> int:
-    return max(_last(card.observed), _last(card.present.any(axis=1)))
 
 
 def _instant(ms: float) -> datetime:

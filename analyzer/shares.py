@@ -102,6 +102,12 @@ class Card:
         return out
 
     @cached_property
+    def newest(self) -> int:
+        """Return the index of the last interval in which the card or a slice of it had a row; -1: none."""
+        where = np.flatnonzero(self.observed | np.asarray(self.present.any(axis=1)))
+        return int(where[-1]) if len(where) else -1
+
+    @cached_property
     def alive(self) -> Mask:
         """Return where each holding lives, (T, S): from its first row to its last, unless another has its slice."""
         seen = self.present
