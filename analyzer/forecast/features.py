@@ -196,12 +196,13 @@ def make_panel(history: pd.DataFrame, step_seconds: float, now: datetime, length
     flat = codes[keep] * columns + (slots - first)
     shape = (len(series), columns)
     with np.errstate(over="ignore"):
-        total = np.bincount(flat, weights=values[keep], minlength=shape[0] * columns)
+        total = np.bincount(flat, weights=values[keep], minlength=shape[0] * columns).astype(np.float64)
     count = np.bincount(flat, minlength=shape[0] * columns).astype(np.float64)
     grid = _divide(total, count).reshape(shape)
     grid = _tame(np.where(np.isfinite(grid), grid, np.nan))
-    size = _divide(np.nansum(np.abs(grid), axis=1), np.isfinite(grid).astype(np.float64).sum(axis=1))
-    unit = np.where(np.isfinite(size) & (size > 0), size, 1.0)
+    seen = np.isfinite(grid)
+    size = np.where(seen, np.abs(grid), 0.0).sum(axis=1) / np.maximum(seen.sum(axis=1), 1)
+    unit = np.where(size > 0, size, 1.0)
     return Panel(series, step_seconds, first, grid / unit[:, None], unit)
 
 

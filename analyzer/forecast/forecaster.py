@@ -67,8 +67,9 @@ class LoadForecaster:
         self.seed = seed
         self._step_seconds: float | None = None if step is None else step.total_seconds()
         self._places: dict[str, int] = {}
-        self._point: Layer = prior_layer("point")
-        self._block: Layer = prior_layer("block")
+        self._point = prior_layer("point")
+        self._block: Layer | None = prior_layer("block")
+        self._panel: Panel | None = None  # kept until the block layer is asked for
 
     def fit(self, history: pd.DataFrame) -> LoadForecaster:
         """Learn mixture, models, gate and bands; empty or hopeless history leaves the prior.
@@ -85,7 +86,7 @@ class LoadForecaster:
         panel = make_panel(history, step_seconds, newest.to_pydatetime(), self.length)
         self._places = {name: place for place, name in enumerate(panel.series)}
         self._point = fit_layer("point", panel, self.seed)
-        self._block = fit_layer("block", panel, self.seed + 1)
+        self._block, self._panel = None, panel
         return self
 
     def forecast(
@@ -115,8 +116,11 @@ class LoadForecaster:
 
         For a reservation that must hold for a whole block: per-step quantiles under-cover a block. Calibrated on block
         maxima for leads up to 6 hours; longer ones use the 6-hour band. Columns as of `forecast`, with horizon = lead.
+        The first question after a fit learns the block layer, which costs as much as the fit.
         """
-        return self._refresh(self._block, history, now, [lead], quantiles)
+        if self._block is None and self._panel is not None:
+            self._block, self._panel = fit_layer("block", self._panel, self.seed + 1), None
+        return self._refresh(self._block or prior_layer("block"), history, now, [lead], quantiles)
 
     def _refresh(
         self,
