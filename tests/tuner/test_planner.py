@@ -172,6 +172,15 @@ def test_queue_is_raised_to_what_stands_free() -> None:
     assert (group.changes[0].target.name, group.changes[0].before, group.changes[0].after) == ("default/a", 2, 5)
 
 
+def test_idle_quota_of_another_queue_is_moved_where_the_pool_is_full() -> None:
+    a = QueueView(Target("queue", "c", name="default/a"), "a", quota=2, allocated=2, pending=3, free=3, capacity=8)
+    b = QueueView(Target("queue", "c", name="default/b"), "b", quota=6, allocated=2, pending=2, free=3, capacity=8)
+    (group,) = make_plan(world(queues=(a, b)), SETTINGS).groups
+    assert [(c.target.name, c.before, c.after) for c in group.changes] == [("default/b", 6, 4), ("default/a", 2, 4)]
+    full = replace(b, pending=4.0)
+    assert make_plan(world(queues=(a, full)), SETTINGS).groups == ()
+
+
 def test_queue_without_waiting_work_or_with_room_is_left_alone() -> None:
     target = Target("queue", "c", name="default/a")
     for queue in (

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from tuner.model import Change, Group, Knob, Plan
 from tuner.planner.memory import propose_memory
-from tuner.planner.queues import propose_queue_raises
+from tuner.planner.queues import propose_queue_moves
 from tuner.planner.shares import propose_shares
 from tuner.planner.views import SHARE_KNOB, CardView, PlannerInput, SliceView, knob_for, reaches_running_work
 from tuner.settings import TunerSettings
@@ -22,8 +22,8 @@ def make_plan(world: PlannerInput, settings: TunerSettings) -> Plan:
     groups: list[Group] = []
     for card in world.cards:
         groups += _card_groups(card, world, settings)
-    for changes in propose_queue_raises(world.queues, world.knobs):
-        queue = changes[0]
+    for changes in propose_queue_moves(world.queues, world.knobs):
+        queue = changes[-1]
         gain = 3600.0 * (queue.after - queue.before)
         groups.append(_group(world, "queue", changes, f"queue {queue.target.name}: {queue.reason}", gain=gain))
     return _plan(world, groups, fast=False)

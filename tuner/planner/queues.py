@@ -1,31 +1,61 @@
-"""Queue quotas: where instances or cards stand free while work waits, the queue's quota is raised to let it in."""
+"""Queue quotas: where cards stand free while work waits, a queue is raised to let it in, or given another's idle quota."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
 
 from tuner.model import Change, Knob
 from tuner.planner.views import QUEUE_KNOB, QueueView, knob_for
 
 
-def propose_queue_raises(queues: tuple[QueueView, ...], knobs: tuple[Knob, ...]) -> list[tuple[Change, ...]]:
+def propose_queue_moves(queues: Sequence[QueueView], knobs: tuple[Knob, ...]) -> list[tuple[Change, ...]]:
     """Return one group of changes for each queue whose waiting work fits what is free but not its quota.
 
-    What is free is handed out in order of weight, so that two queues are never promised the same card.
+    The room comes first from what the pool's quotas leave over, then from queues that neither use nor wait for theirs:
+    their decreases stand in the same group. What is free is handed out by weight, so that two queues are never promised
+    the same card.
     """
     knob = knob_for(knobs, QUEUE_KNOB, "queue", None)
     if knob is None:
         return []
+    known = [q for q in queues if q.quota >= 0 and not math.isnan(q.allocated + q.pending + q.free)]
+    idle = {q: max(q.quota - q.allocated - q.pending, 0.0) for q in known}
+    spare = min((q.capacity for q in known if not math.isnan(q.capacity)), default=math.inf)
+    spare -= sum(q.quota for q in known)
     groups: list[tuple[Change, ...]] = []
-    taken = 0.0
-    for queue in sorted(queues, key=lambda q: (-q.weight, q.target)):
-        free = queue.free - taken
-        if queue.quota < 0 or queue.pending <= 0 or free <= 0:
+    promised = 0.0
+    for queue in sorted(known, key=lambda q: (-q.weight, q.target)):
+        usable = min(queue.pending, max(queue.free - promised, 0.0))
+        promised += usable
+        lacking = _down(queue.allocated + usable - queue.quota, knob)
+        if lacking < knob.quantum:
             continue
-        room_in_quota = max(queue.quota - queue.allocated, 0.0)
-        wanted = queue.allocated + min(queue.pending, free)
-        taken += min(queue.pending, free)
-        after = knob.quantise(wanted)
-        if wanted <= queue.quota or after <= queue.quota or room_in_quota >= queue.pending:
+        from_spare = min(lacking, max(_down(spare, knob), 0.0))
+        donors = _donors(queue, idle, lacking - from_spare, knob)
+        raised = from_spare + sum(d.before - d.after for d in donors)
+        if raised < knob.quantum:
             continue
-        reason = f"{queue.pending:g} cards wait while {free:g} stand free"
-        groups.append((Change(queue.target, QUEUE_KNOB, queue.quota, after, reason, queue.tenant, ""),))
+        spare -= from_spare
+        reason = f"{queue.pending:g} cards wait while {queue.free:g} stand free"
+        raise_ = Change(queue.target, QUEUE_KNOB, queue.quota, queue.quota + raised, reason, queue.tenant, "")
+        groups.append((*donors, raise_))
     return groups
+
+
+def _donors(receiver: QueueView, idle: dict[QueueView, float], wanted: float, knob: Knob) -> list[Change]:
+    """Take `wanted` from the queues with the most idle quota; what is taken is idle no more."""
+    changes: list[Change] = []
+    for queue in sorted(idle, key=lambda q: (-idle[q], q.target)):
+        take = _down(min(idle[queue], wanted), knob)
+        if queue is receiver or take < knob.quantum:
+            continue
+        idle[queue] -= take
+        wanted -= take
+        reason = f"neither used nor waited for; {receiver.target.name} can use it"
+        changes.append(Change(queue.target, QUEUE_KNOB, queue.quota, queue.quota - take, reason, queue.tenant, ""))
+    return changes
+
+
+def _down(value: float, knob: Knob) -> float:
+    return math.floor(value / knob.quantum + 1e-9) * knob.quantum if math.isfinite(value) else value

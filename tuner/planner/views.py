@@ -80,7 +80,10 @@ class CardView:
 
 @dataclass(frozen=True, slots=True)
 class QueueView:
-    """One queue: what it may hold, holds, and waits for, in cards; `free` is what its waiting work could take now."""
+    """One queue, in cards: what it may hold, holds and waits for.
+
+    `free` is what its waiting work could take now; `capacity` what all quotas of its pool may sum to.
+    """
 
     target: Target
     tenant: str
@@ -88,6 +91,7 @@ class QueueView:
     allocated: float
     pending: float
     free: float
+    capacity: float = math.nan
     weight: float = 1.0
 
 

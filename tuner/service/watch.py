@@ -366,6 +366,7 @@ def _queues(state: BackendState) -> tuple[QueueView, ...]:
             allocated=_number(held, "allocated_gpu_count"),
             pending=_number(held, "pending_gpu_count"),
             free=_number(held, "free_gpu_count"),
+            capacity=_number(held, "capacity_gpu_count"),
         )
         for target, held in sorted(state.targets.items())
         if target.kind == "queue" and QUEUE_KNOB in held.values
