@@ -8,7 +8,11 @@ from dataclasses import dataclass, field
 
 from collector.exposition import Series
 
-_HASH = re.compile(r"-(?:[a-f0-9]{8,10}|[bcdfghjklmnpqrstvwxz2456789]{5,10})$")
+# Kubernetes makes names from an alphabet without vowels; a random ending without a digit could be a word.
+_SAFE = "[bcdfghjklmnpqrstvwxz2456789]"
+_DEPLOYMENT_POD = re.compile(rf"^(.+)-(?:{_SAFE}{{8,10}}|[a-f0-9]{{8,10}})-{_SAFE}{{5}}$")
+_REPLICA_SET = re.compile(rf"^(.+)-(?=\S*\d)(?:{_SAFE}{{8,10}}|[a-f0-9]{{8,10}})$")
+_RANDOM = re.compile(rf"^(.+)-(?=[a-z]*\d){_SAFE}{{5}}$")
 _ORDINAL = re.compile(r"^(.+)-(\d+)$")
 _MIG_RESOURCE = re.compile(r"^nvidia_com_mig_(\d+)g_(\d+)gb(?:_.*)?$")
 _CARD_RESOURCES = frozenset(("nvidia_com_gpu", "nvidia_com_gpu_shared", "amd_com_gpu", "volcano_sh_vgpu_number"))
@@ -105,11 +109,8 @@ def mig_profile(resource: str) -> str:
 
 def without_hashes(name: str) -> str:
     """Return a pod's or replica set's name without generated endings: `web-6d4b75cb6d-x8k2p` is `web`."""
-    previous = ""
-    while name != previous:
-        previous = name
-        name = _HASH.sub("", name)
-        match = _ORDINAL.match(name)
+    for ending in (_DEPLOYMENT_POD, _REPLICA_SET, _RANDOM, _ORDINAL):
+        match = ending.match(name)
         if match:
             name = match.group(1)
     return name

@@ -1,0 +1,324 @@
+"""The numbers of one cycle: samples to channels to entries to cells, in a few array operations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collector.batch import Batch, Reject, Subject
+from collector.gpu_models import gpu_model
+from collector.join import SliceRow
+from collector.layout import FIELD_INDEX, FIELDS, GAUGE, INCREMENT, NOWHERE, RATE, Registry, Tables
+from collector.plugins import SourceContext
+from collector.slots import Card
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+_PROFILING = np.array(
+    [
+        FIELD_INDEX[name]
+        for name in (
+            "engine_active_ratio",
+            "sm_active_ratio",
+            "sm_occupancy_ratio",
+            "tensor_active_ratio",
+            "fp64_active_ratio",
+            "fp32_active_ratio",
+            "fp16_active_ratio",
+            "dram_active_ratio",
+        )
+    ]
+)
+_BUSY, _MEMORY_BUSY = FIELD_INDEX["busy_ratio"], FIELD_INDEX["memory_busy_ratio"]
+_ENGINE, _POWER, _IDLE = FIELD_INDEX["engine_active_ratio"], FIELD_INDEX["power_watts"], FIELD_INDEX["idle_seconds"]
+_THROTTLES = np.array([FIELD_INDEX[f"throttle_{name}_ratio"] for name in ("power", "thermal", "brake", "other")])
+_MEMORY = np.array([FIELD_INDEX[f"memory_{name}_bytes"] for name in ("used", "free", "reserved")])
+
+# Profiling counters that read 0 while the card is busier than this (or draws more of its power) are stuck.
+_BUSY_CARD = 0.10
+_POWER_SHARE = 0.50
+# A container whose last kernel ended longer ago than this does nothing, whatever its use says (seconds).
+_LONG_IDLE = 300.0
+_RECENT_KERNEL = 60.0
+
+
+@dataclass(slots=True)
+class Plan:
+    """Which sample feeds which channel, for one set of targets; channels numbered densely."""
+
+    samples: Ints
+    local: Ints  # position of each sample's channel in `channels`
+    cards: Ints
+    channels: Ints  # numbers in the registry
+    counters: Ints  # positions in `channels` of counters
+    counter_samples: Bools
+    masked: Ints  # positions in `samples` of bit masks
+    alive: Ints  # positions in `samples` that tell whether a device's scrape is valid
+    entries: Ints  # numbers in the registry
+    entry_local: Ints  # position of each channel's entry in `entries`
+    entry_expected: Ints  # parts that a strict entry needs
+    order: Ints  # positions in `entries`, the preferred ones last
+    tables: Tables
+    row_count: int
+
+
+@dataclass(slots=True)
+class Numbers:
+    """Results of one cycle.
+
+    matrix: rows of the registry x `layout.FIELDS`, in base units, NaN where absent or invalid.
+    growth, seconds, levels: by channel of the registry, for channels that are read by hand.
+    invalid: (channel, reason) a bad sample; fallen: channels of counters that fell.
+    """
+
+    matrix: Floats
+    growth: Floats
+    seconds: Floats
+    levels: Floats
+    invalid: list[tuple[int, str]]
+    fallen: Ints
+    dead: dict[int, int]
+
+    def dead_cards(self, cards: Sequence[Card]) -> list[tuple[str, int]]:
+        """Return (uuid, samples dropped) of cards whose whole scrape is zero."""
+        return [(cards[number].uuid, count) for number, count in self.dead.items()]
+
+    def take(self, rows: Ints) -> Floats:
+        """Return copies of some rows; NaN for the dust bin and for rows that came after this cycle's layout."""
+        there = (rows != NOWHERE) & (rows < len(self.matrix))
+        return np.where(there[:, None], self.matrix[np.where(there, rows, NOWHERE)], np.nan)
+
+    def instance_memory(self, rows: Ints) -> Floats:
+        """Return the whole memory of MIG instances in bytes: used, free and reserved together; NaN without them."""
+        used, free, reserved = self.take(rows)[:, _MEMORY].T
+        return used + free + np.nan_to_num(reserved)
+
+
+def lay_out(
+    registry: Registry,
+    samples: Sequence[Ints],
+    channels: Sequence[Ints],
+    cards: Sequence[Ints],
+    instances: Mapping[int, int],
+) -> Plan:
+    """Lay out the series of all targets of a cycle.
+
+    Args:
+        registry: rows, entries and channels.
+        samples: a target's array holds positions in the values of all targets together.
+        channels: the channel that each sample feeds.
+        cards: the card that each sample speaks of, -1 for none.
+        instances: row of a card -> how many MIG instances it has: a sum over fewer is not the card's.
+    """
+    empty = np.empty(0, dtype=np.int64)
+    all_samples = np.concatenate([empty, *samples])
+    all_channels = np.concatenate([empty, *channels])
+    all_cards = np.concatenate([empty, *cards])
+    tables = registry.tables()
+    used, local = np.unique(all_channels, return_inverse=True)
+    entries, entry_local = np.unique(tables.entry[used], return_inverse=True)
+    parts = np.bincount(entry_local, minlength=len(entries))
+    expected = np.zeros(len(entries), dtype=np.int64)
+    width = len(FIELDS)
+    for n, entry in enumerate(entries):
+        if tables.entry_strict[entry]:
+            expected[n] = max(parts[n], instances.get(int(tables.entry_cell[entry]) // width, 0))
+    order = sorted(range(len(entries)), key=lambda n: registry.entry_order(int(entries[n])), reverse=True)
+    kinds = tables.kind[used]
+    return Plan(
+        samples=all_samples,
+        local=local,
+        cards=all_cards,
+        channels=used,
+        counters=np.flatnonzero(kinds != GAUGE),
+        counter_samples=kinds[local] != GAUGE if len(local) else np.zeros(0, dtype=bool),
+        masked=np.flatnonzero(tables.mask[all_channels] != 0),
+        alive=np.flatnonzero(tables.alive[all_channels] & (all_cards >= 0)),
+        entries=entries,
+        entry_local=entry_local,
+        entry_expected=expected,
+        order=np.array([n for n in order if entries[n] != NOWHERE], dtype=np.int64),
+        tables=tables,
+        row_count=len(registry.rows),
+    )
+
+
+def evaluate(plan: Plan, registry: Registry, raw: Floats, now_ms: int, interval_seconds: float) -> Numbers:
+    """Return the numbers of one cycle; counters move on.
+
+    Args:
+        plan: the layout that `raw` follows.
+        registry: rows, entries and channels of the plan.
+        raw: values as the targets wrote them.
+        now_ms: the cycle's instant.
+        interval_seconds: over a gap of more than two intervals rates and energy are NaN.
+    """
+    table, used = plan.tables, plan.channels
+    value = raw[plan.samples]
+    channel = used[plan.local]
+    if len(plan.masked):
+        value[plan.masked] = _bits(value[plan.masked], table.mask[channel[plan.masked]])
+    valid, invalid, dead = _judge(plan, value, channel)
+    clamp = table.clamp[channel]
+    over = valid & (value > clamp)
+    if over.any():
+        invalid += [(int(c), "above_1_capped") for c in channel[over & table.counts_cap[channel]]]
+        value = np.minimum(value, clamp)
+    size = len(used)
+    count = np.bincount(plan.local, weights=valid, minlength=size)
+    total = np.bincount(plan.local, weights=np.where(valid, value, 0.0), minlength=size)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        result = np.where(count > 0, total / count, np.nan) * table.scale[used]
+    levels = np.full(registry.size, np.nan)
+    levels[used] = result
+    growth, seconds = np.full(registry.size, np.nan), np.full(registry.size, np.nan)
+    fallen = np.empty(0, dtype=np.int64)
+    if len(plan.counters):
+        fallen = _count(plan, registry, value, valid, result, growth, seconds, now_ms, interval_seconds)
+    matrix = _cells(plan, result)
+    return Numbers(matrix, growth, seconds, levels, invalid, fallen, dead)
+
+
+def _judge(plan: Plan, value: Floats, channel: Ints) -> tuple[Bools, list[tuple[int, str]], dict[int, int]]:
+    """Return which samples are valid, (channel, reason) of those that are not, and cards whose scrape is zero."""
+    table = plan.tables
+    valid = (value >= table.low[channel]) & (value <= table.high[channel])
+    big = np.flatnonzero(value >= 2147483632)
+    blank = np.zeros(len(value), dtype=bool)
+    if len(big):
+        blank[big] = is_blank(value[big])
+        valid &= ~blank
+    dead: dict[int, int] = {}
+    zero = plan.alive[value[plan.alive] == 0]
+    zeroed = np.zeros(len(value), dtype=bool)
+    if len(zero):
+        numbers = np.unique(plan.cards[zero])
+        zeroed = np.isin(plan.cards, numbers)
+        dead = {int(number): int((plan.cards == number).sum()) for number in numbers}
+        valid &= ~zeroed
+    bad = np.flatnonzero(~valid & ~zeroed & (channel != NOWHERE))
+    invalid = []
+    for n in bad:
+        reason = "blank" if blank[n] else "not_a_number" if np.isnan(value[n]) else "out_of_range"
+        invalid.append((int(channel[n]), reason))
+    return valid, invalid, dead
+
+
+def is_blank(value: Floats) -> Bools:
+    """Say which values are DCGM's marks for blank, not found, not supported or not permitted (and those times 100)."""
+    int32 = (value >= 2147483632) & (value <= 2147483635)
+    fp64 = (value >= 140737488355328) & (value < 140737488355332)
+    times_100 = (value >= 14073748835532800) & (value < 14073748835533200)
+    return int32 | fp64 | times_100 | (value >= 9.2e18)
+
+
+def _bits(value: Floats, mask: Ints) -> Floats:
+    """Return 1.0 where a bit of the mask is set; mask -1 is the power brake: 0x80, or 0x8 without 0x1."""
+    finite = np.isfinite(value) & (value >= 0) & (value < 2**53)
+    word = np.where(finite, value, 0.0).astype(np.int64)
+    brake = ((word & 0x80) != 0) | (((word & 0x8) != 0) & ((word & 0x1) == 0))
+    return np.where(finite, np.where(mask < 0, brake, (word & mask) != 0), np.nan)
+
+
+def _count(
+    plan: Plan,
+    registry: Registry,
+    value: Floats,
+    valid: Bools,
+    result: Floats,
+    growth: Floats,
+    seconds: Floats,
+    now_ms: int,
+    interval_seconds: float,
+) -> Ints:
+    """Put the growth of counters into `result` (scaled) and into `growth` (raw); return channels that fell."""
+    table, used = plan.tables, plan.channels
+    highest = np.full(len(used), -np.inf)
+    good = plan.counter_samples & valid
+    np.maximum.at(highest, plan.local[good], value[good])
+    raw = highest[plan.counters]
+    raw[np.isinf(raw)] = np.nan
+    channels = used[plan.counters]
+    grown = registry.counters.advance(table.counter[channels], raw, now_ms)
+    growth[channels], seconds[channels] = grown.increment, grown.seconds
+    scaled = grown.increment * table.scale[channels]
+    kind = table.kind[channels]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        scaled = np.where(kind == RATE, scaled / grown.seconds, scaled)
+    gap = grown.seconds > 2 * interval_seconds + 1e-6
+    scaled[gap & ~((kind == INCREMENT) & table.keep_over_gap[channels])] = np.nan
+    result[plan.counters] = scaled
+    return channels[grown.fell]
+
+
+def _cells(plan: Plan, result: Floats) -> Floats:
+    """Add up the parts of each entry and let the preferred entry of each cell win."""
+    there = ~np.isnan(result)
+    size = len(plan.entries)
+    total = np.bincount(plan.entry_local, weights=np.where(there, result, 0.0), minlength=size)
+    parts = np.bincount(plan.entry_local, weights=there, minlength=size)
+    total[(parts == 0) | (parts < plan.entry_expected)] = np.nan
+    matrix = np.full((plan.row_count, len(FIELDS)), np.nan)
+    order = plan.order[~np.isnan(total[plan.order])]
+    matrix.ravel()[plan.tables.entry_cell[plan.entries[order]]] = total[order]
+    return matrix
+
+
+def correct_cards(
+    numbers: Numbers, cards: Sequence[Card], registry: Registry, batch: Batch, context: SourceContext, now: datetime
+) -> None:
+    """Strike out what a card's own figures give the lie to, in `numbers`, and count it.
+
+    Under MIG the card's busy time is unknown. Profiling counters that read 0 on a busy or hot card are stuck.
+    """
+    matrix = numbers.matrix
+    matrix[:, _THROTTLES] = np.minimum(matrix[:, _THROTTLES], 1.0)
+    if not cards:
+        return
+    rows = np.array([card.row for card in cards], dtype=np.int64)
+    cut = np.array([bool(card.instances) for card in cards])
+    matrix[np.ix_(rows[cut], np.array([_BUSY, _MEMORY_BUSY]))] = np.nan
+    silent = np.flatnonzero(matrix[rows, _ENGINE] == 0)
+    for n in silent:
+        card = cards[n]
+        model = gpu_model(card.model) if card.model else None
+        hot = model is not None and matrix[card.row, _POWER] > _POWER_SHARE * model.tdp_watts
+        if not (matrix[card.row, _BUSY] > _BUSY_CARD or hot):
+            continue
+        stuck = [card.row]
+        stuck += [registry.row(("instance", card.uuid, gi, profile)) for gi, profile in card.instances.items()]
+        stuck = [row for row in stuck if row < len(matrix)]
+        count = int((~np.isnan(matrix[np.ix_(stuck, _PROFILING)])).sum())
+        matrix[np.ix_(stuck, _PROFILING)] = np.nan
+        subject = Subject("gpu", context.cluster, card.node, card.uuid)
+        batch.rejects.append(Reject(subject, "engine_active_ratio", "prof_silent_zero", now, count))
+
+
+def correct_shares(
+    numbers: Numbers, slices: Sequence[SliceRow], batch: Batch, context: SourceContext, now: datetime
+) -> None:
+    """Strike out a vGPU container's use where its last kernel or the card gives it the lie, and count it."""
+    matrix = numbers.matrix
+    by_card: dict[int, list[SliceRow]] = {}
+    for share in slices:
+        if share.kind == "vgpu" and NOWHERE < share.base < len(matrix):
+            by_card.setdefault(share.card.row, []).append(share)
+    for card_row, shares in by_card.items():
+        rows = [share.base for share in shares]
+        busy, idle = matrix[rows, _BUSY], matrix[rows, _IDLE]
+        all_zero = matrix[card_row, _BUSY] > _BUSY_CARD and float(np.nansum(busy)) == 0
+        for share, use, since in zip(shares, busy, idle, strict=True):
+            reason = ""
+            if use > 0 and since > _LONG_IDLE:
+                reason, matrix[share.base, _BUSY] = "stuck_while_idle", 0.0
+            elif use == 0 and all_zero and since < _RECENT_KERNEL:
+                reason, matrix[share.base, _BUSY] = "zero_while_busy", np.nan
+            if reason:
+                subject = Subject("slice", context.cluster, share.card.node, share.card.uuid, share.slice)
+                batch.rejects.append(Reject(subject, "busy_ratio", reason, now))

@@ -1,0 +1,242 @@
+"""Dated facts: what is told of clusters, nodes, cards, slices and workloads, each time it changes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from pydantic import ValidationError
+
+from collector.batch import Event, Fact, Provenance, Reject, Severity, Subject
+from collector.cycle import Numbers
+from collector.declarations import ResolvedWorkload, resolve_workload
+from collector.gpu_models import gpu_model
+from collector.join import SliceRow, owner_of
+from collector.kube import KubeState
+from collector.layout import FIELD_INDEX
+from collector.plugins import SourceContext
+from collector.schema import NOBODY, UNKNOWN
+from collector.servers import ServerReading
+from collector.slots import Card, instance_share
+
+_MEMORY = [FIELD_INDEX[f"memory_{name}_bytes"] for name in ("used", "free", "reserved")]
+_VERSIONS = frozenset(("driver_version", "exporter_version"))
+_CONVERTED = ("engine_active_ratio", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio")
+
+
+class FactBook:
+    """Remembers what was told, so that only changes are told again."""
+
+    def __init__(self, context: SourceContext) -> None:
+        self._context = context
+        self._told: dict[tuple[Subject, str], str] = {}
+        self._facts: list[Fact] = []
+        self._events: list[Event] = []
+        self._rejects: list[Reject] = []
+        self._memory: dict[str, float] = {}
+        self._declared: dict[tuple[str, str], tuple[tuple[tuple[str, str], ...], ResolvedWorkload]] = {}
+        self._waiting_since: dict[str, datetime] = {}
+        self._quantities: dict[Subject, ServerReading] = {}
+        self._slices: dict[Subject, dict[str, tuple[str, Provenance]]] = {}
+
+    def tell(self, subject: Subject, name: str, value: str, at: datetime, provenance: Provenance = "measured") -> None:
+        """Note a fact; a value that was already told says nothing new. A new version is an event too."""
+        key = (subject, name)
+        before = self._told.get(key)
+        if before == value:
+            return
+        if before is not None and name in _VERSIONS:
+            message = f"{name} of {subject}: {before} is now {value}"
+            self._events.append(Event(subject, "version_changed", Severity.INFO, message, at))
+        self._told[key] = value
+        self._facts.append(Fact(subject, name, value, at, provenance))
+
+    def end(self, subject: Subject, name: str, at: datetime) -> None:
+        """End a fact that was told."""
+        if self._told.pop((subject, name), None) is not None:
+            self._facts.append(Fact(subject, name, None, at))
+
+    def drain(self) -> tuple[list[Fact], list[Event], list[Reject]]:
+        """Return what came up since the last call."""
+        result = self._facts, self._events, self._rejects
+        self._facts, self._events, self._rejects = [], [], []
+        return result
+
+    def memory_of(self, card: Card) -> float:
+        """Return the card's memory in bytes: as measured, else the model's; NaN where neither is known."""
+        if card.uuid in self._memory:
+            return self._memory[card.uuid]
+        model = gpu_model(card.model) if card.model else None
+        return model.memory_bytes if model else math.nan
+
+    def learn_memory(self, card: Card, total_bytes: float) -> None:
+        """Remember a card's measured memory."""
+        self._memory[card.uuid] = total_bytes
+
+    def knows_memory(self, card: Card) -> bool:
+        """Say whether the card's memory was measured."""
+        return card.uuid in self._memory
+
+    def declaration(self, tenant: str, workload: str, kube: KubeState | None, pod_key: str) -> ResolvedWorkload:
+        """Return what is promised of a workload: configuration before annotations, field by field."""
+        pod = kube.pods.get(pod_key) if kube else None
+        notes = dict(pod.annotations) if pod else {}
+        known = self._declared.get((tenant, workload))
+        if known is not None and (known[0] == tuple(sorted(notes.items())) or not notes):
+            return known[1]
+        return self._declare(tenant, workload, notes)
+
+    def _declare(self, tenant: str, workload: str, notes: dict[str, str]) -> ResolvedWorkload:
+        try:
+            resolved = resolve_workload(tenant, workload, self._context.declarations, notes)
+        except ValidationError:
+            resolved = resolve_workload(tenant, workload, self._context.declarations)
+        self._declared[tenant, workload] = (tuple(sorted(notes.items())), resolved)
+        return resolved
+
+    def waits(self, share: SliceRow, now: datetime) -> bool:
+        """Say whether a slice's row still waits for its holder: one interval at most from the pod's first sight."""
+        since = self._waiting_since.setdefault(share.pod_key, now)
+        return (now - since).total_seconds() < self._context.interval_seconds
+
+    def latency_quantity(self, share: SliceRow, reading: ServerReading) -> None:
+        """Note which latency a slice's figures are of, and whether it stands for another one."""
+        if reading.quantity:
+            self._quantities[self.slice_subject(share)] = reading
+
+    def quantity_of(self, subject: Subject) -> ServerReading | None:
+        """Return the last reading of a slice's server, None where it has none."""
+        return self._quantities.get(subject)
+
+    def slice_subject(self, share: SliceRow) -> Subject:
+        """Return the subject of a slice."""
+        return Subject("slice", self._context.cluster, share.card.node, share.card.uuid, share.slice)
+
+    def card_subject(self, card: Card) -> Subject:
+        """Return the subject of a card."""
+        return Subject("gpu", self._context.cluster, card.node, card.uuid)
+
+    def replace_slices(self, slices: Mapping[Subject, dict[str, tuple[str, Provenance]]], at: datetime) -> None:
+        """Tell the facts of all slices; those of slices that are gone, and names that no longer hold, end."""
+        for subject, before in self._slices.items():
+            for name in before.keys() - slices.get(subject, {}).keys():
+                self.end(subject, name, at)
+        for subject, values in slices.items():
+            for name, (value, provenance) in values.items():
+                self.tell(subject, name, value, at, provenance)
+        self._slices = dict(slices)
+
+    @property
+    def context(self) -> SourceContext:
+        """The configuration that facts are told under."""
+        return self._context
+
+
+def describe_cards(book: FactBook, cards: Sequence[Card], numbers: Numbers, now: datetime) -> None:
+    """Tell the facts of cards and of the cluster."""
+    context = book.context
+    cluster = Subject("cluster", context.cluster)
+    if cards:
+        book.tell(cluster, "interval_seconds", f"{context.interval_seconds:g}", now)
+        if context.simulated:
+            book.tell(cluster, "simulated", "true", now)
+    for card in cards:
+        subject = book.card_subject(card)
+        model = gpu_model(card.model) if card.model else None
+        if card.model:
+            book.tell(subject, "model", card.model, now)
+        if card.ordinal:
+            book.tell(subject, "ordinal", card.ordinal, now)
+        if card.assumed:
+            book.tell(subject, "identity", "assumed", now)
+        if model is not None:
+            book.tell(subject, "sm_count", str(model.sm_count), now)
+        book.tell(subject, "mig", "enabled" if card.instances else card.facts.get("mig_mode", "disabled"), now)
+        for name, value in card.facts.items():
+            if name == "mig":
+                book.tell(subject, "mig", "enabled" if value == "1" or card.instances else "disabled", now)
+            elif name == "memory_total_bytes":
+                book.learn_memory(card, float(value))
+            elif name != "mig_mode":
+                book.tell(subject, name, value, now)
+        if not book.knows_memory(card) and not card.instances:
+            used, free, reserved = numbers.matrix[card.row, _MEMORY]
+            if not math.isnan(used + free + reserved):
+                book.learn_memory(card, float(used + free + reserved))
+        total = book.memory_of(card)
+        if not math.isnan(total):
+            measured = book.knows_memory(card)
+            book.tell(subject, "memory_total_bytes", f"{total:.0f}", now, "measured" if measured else "estimated")
+
+
+def describe_slices(book: FactBook, slices: Sequence[SliceRow], kube: KubeState | None, now: datetime) -> None:
+    """Tell the facts of slices and of the workloads that hold them."""
+    told: dict[Subject, dict[str, tuple[str, Provenance]]] = {}
+    for share in slices:
+        subject = book.slice_subject(share)
+        values: dict[str, tuple[str, Provenance]] = {}
+        values["kind"] = (share.kind, "estimated" if share.estimated_kind else "measured")
+        for name, text in (
+            ("profile", share.profile),
+            ("pod", share.pod_key),
+            ("container", share.container),
+            ("ordinal", share.ordinal),
+        ):
+            if text:
+                values[name] = (text, "measured")
+        if not share.waiting:
+            values["tenant"] = (share.tenant, _known(share.tenant))
+            values["workload"] = (share.workload, _known(share.workload))
+        if share.workload not in (NOBODY, UNKNOWN) and not share.waiting:
+            resolved = book.declaration(share.tenant, share.workload, kube, share.pod_key)
+            origin: Provenance = "declared" if resolved.declared else "unknown"
+            values["service_class"] = (resolved.declaration.service_class, origin)
+            _tell_workload(book, resolved, now)
+        part = instance_share(share.card, share.instance) if share.kind == "mig" else None
+        if part is not None and part.estimated:
+            for name in _CONVERTED:
+                values[f"provenance:{name}"] = ("estimated", "estimated")
+        reading = book.quantity_of(subject)
+        if reading is not None and share.servers:
+            values["latency_quantity"] = (reading.quantity, "estimated" if reading.stands_in else "measured")
+            if reading.stands_in:
+                values["provenance:latency_p99_seconds"] = ("estimated", "estimated")
+        told[subject] = values
+    book.replace_slices(told, now)
+
+
+def _known(name: str) -> Provenance:
+    return "unknown" if name == UNKNOWN else "measured"
+
+
+def _tell_workload(book: FactBook, resolved: ResolvedWorkload, now: datetime) -> None:
+    subject = Subject("workload", book.context.cluster, object=f"{resolved.tenant}/{resolved.workload}")
+    declaration = resolved.declaration
+    origin: Provenance = "declared" if resolved.declared else "unknown"
+    book.tell(subject, "service_class", declaration.service_class, now, origin)
+    if declaration.objective is not None:
+        book.tell(subject, "objective", declaration.objective.model_dump_json(), now, origin)
+    book.tell(subject, "weight", f"{declaration.weight:g}", now, origin)
+    book.tell(subject, "floor", f"{declaration.floor:g}", now, origin)
+    book.tell(subject, "protected", str(declaration.protected).lower(), now, origin)
+
+
+def describe_pods(book: FactBook, kube: KubeState, now: datetime) -> None:
+    """Tell the facts of nodes, and of workloads that wait or run without a slice that is seen."""
+    cluster = book.context.cluster
+    for node, resources in kube.allocatable.items():
+        subject = Subject("node", cluster, node)
+        for resource, name in (("cpu", "allocatable_cpu"), ("memory", "allocatable_memory_bytes")):
+            if resource in resources:
+                book.tell(subject, name, f"{resources[resource]:.15g}", now)
+        cards = sum(resources.get(name, 0.0) for name in ("nvidia_com_gpu", "nvidia_com_gpu_shared", "amd_com_gpu"))
+        if cards:
+            book.tell(subject, "allocatable_cards", f"{cards:.15g}", now)
+        strategy = kube.sharing_strategy(node)
+        if strategy:
+            book.tell(subject, "sharing_strategy", strategy, now)
+    for key, pod in kube.pods.items():
+        if pod.wants_gpu and not pod.ended:
+            tenant, workload, _ = owner_of(pod.namespace, pod.name, kube, book.context)
+            _tell_workload(book, book.declaration(tenant, workload, kube, key), now)

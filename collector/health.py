@@ -1,0 +1,310 @@
+"""Targets and cards that come and go, errors that cards report, sources that stand still."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+
+from collector.batch import Batch, Event, Reject, Severity, Subject
+from collector.cycle import Numbers
+from collector.exposition import Exposition
+from collector.kube import KubeState
+from collector.layout import FIELD_INDEX
+from collector.plugins import SourceContext
+from collector.settings import TargetSettings
+from collector.slots import Arrangement, Card, Holder, XidReading, target_key
+
+STALE_POLLS = 10  # a source whose ever-changing values stood still for so many polls is frozen
+_LOST_AFTER = 2  # polls without a card before it is called lost
+_FLAPPING_POLLS = 10
+_MACHINES = 2  # changes of machine under one address before it is refused
+
+_ENERGY = FIELD_INDEX["energy_joules"]
+_MOVING = np.array([FIELD_INDEX[name] for name in ("power_watts", "sm_clock_hertz", "temperature_celsius")])
+_BUSY, _ENGINE = FIELD_INDEX["busy_ratio"], FIELD_INDEX["engine_active_ratio"]
+
+# What the driver's documentation calls fatal for the card, and what it calls an application's or a passing error.
+_CRITICAL_XIDS = frozenset((48, 54, 62, 64, 74, 79, 95, 110, 119, 120, 121, 140, 143, 155, 156))
+_WARNING_XIDS = frozenset((8, 11, 13, 25, 31, 32, 37, 43, 44, 45, 68, 69, 94, 109))
+_INFO_XIDS = frozenset((0, 63, 92))
+
+
+def xid_severity(code: int) -> Severity:
+    """Return how bad an XID is for the card: an application's fault is a warning, a lost or broken card critical."""
+    if code in _CRITICAL_XIDS:
+        return Severity.CRITICAL
+    if code in _WARNING_XIDS:
+        return Severity.WARNING
+    return Severity.INFO if code in _INFO_XIDS else Severity.ERROR
+
+
+@dataclass(slots=True)
+class _TargetMemory:
+    up: bool | None = None
+    skewed: bool = False
+    hostnames: frozenset[str] = frozenset()
+    uuids: frozenset[str] = frozenset()
+    moves: int = 0
+
+
+class TargetWatch:
+    """Whether targets answer, whether it is always the same machine, and whether its clock is right."""
+
+    def __init__(self, context: SourceContext) -> None:
+        self._context = context
+        self._targets: dict[str, _TargetMemory] = {}
+
+    def observe(self, now: datetime, target: TargetSettings, body: Exposition | None, error: str, batch: Batch) -> bool:
+        """Note whether a target answered with an exposition; events tell of a change. Returns whether it did."""
+        subject = self._subject(target)
+        memory = self._targets.setdefault(target_key(target), _TargetMemory())
+        reason = error
+        if body is not None and not reason:
+            counts: dict[str, int] = {}
+            for reject in body.rejects:
+                counts[reject.reason] = counts.get(reject.reason, 0) + 1
+            batch.rejects += [Reject(subject, "", text, now, count) for text, count in counts.items()]
+            if not body.series and not body.metadata:
+                reason = body.rejects[0].reason if body.rejects else "the answer is empty"
+                if not body.rejects:
+                    batch.rejects.append(Reject(subject, "", "empty body", now))
+        up = not reason
+        if memory.up is not False and not up:
+            batch.events.append(Event(subject, "target_down", Severity.ERROR, f"{target.url}: {reason}", now))
+        if memory.up is False and up:
+            batch.events.append(Event(subject, "target_up", Severity.INFO, f"{target.url} answers again", now))
+        memory.up = up
+        return up
+
+    def same_machine(self, now: datetime, target: TargetSettings, layout: Arrangement, batch: Batch) -> bool:
+        """Say whether the answers come from one machine; an address that leads to a random one is refused."""
+        memory = self._targets[target_key(target)]
+        moved = (
+            bool(memory.hostnames and memory.uuids and layout.uuids)
+            and memory.hostnames.isdisjoint(layout.hostnames)
+            and memory.uuids.isdisjoint(layout.uuids)
+        )
+        memory.moves += moved
+        if layout.uuids:
+            memory.hostnames, memory.uuids = layout.hostnames, layout.uuids
+        if memory.moves < _MACHINES:
+            return True
+        batch.rejects.append(
+            Reject(self._subject(target), "", "several machines behind one address", now, max(len(layout.samples), 1))
+        )
+        return False
+
+    def clock(self, now: datetime, target: TargetSettings, body: Exposition, batch: Batch) -> None:
+        """Tell, once, of a target whose explicit timestamps are more than an interval off."""
+        memory = self._targets[target_key(target)]
+        skewed = False
+        if body.stamps_ms:
+            offset = float(np.median(list(body.stamps_ms.values()))) / 1000.0 - now.timestamp()
+            skewed = abs(offset) > 2 * self._context.interval_seconds
+            if skewed and not memory.skewed:
+                message = f"{target.url}: its timestamps are {offset:+.0f} s from the collector's clock"
+                batch.events.append(Event(self._subject(target), "clock_skew", Severity.WARNING, message, now))
+        memory.skewed = skewed
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what a later start needs."""
+        return {key: memory.up for key, memory in self._targets.items()}
+
+    def load_json(self, state: Mapping[str, Any]) -> None:
+        """Go on from `to_json`."""
+        for key, up in state.items():
+            self._targets[key] = _TargetMemory(up=up)
+
+    def _subject(self, target: TargetSettings) -> Subject:
+        return Subject("node", self._context.cluster, target.node, object=target.url)
+
+
+@dataclass(slots=True)
+class _CardMemory:
+    target: str
+    node: str
+    missing: int = 0
+    lost: bool = False
+    still: int = 0
+    values: tuple[float, ...] = ()
+    holders: list[str] = field(default_factory=list)
+    flapping_until: int = 0
+
+
+class CardWatch:
+    """Cards that vanish, come back, or whose values stand still."""
+
+    def __init__(self, context: SourceContext) -> None:
+        self._context = context
+        self._cards: dict[str, _CardMemory] = {}
+        self._poll = 0
+        self.changed = False
+
+    def observe(
+        self,
+        now: datetime,
+        cards: Sequence[Card],
+        numbers: Numbers,
+        targets: Mapping[str, tuple[frozenset[str], float]],
+        batch: Batch,
+    ) -> dict[str, float]:
+        """Note the present cards and return the age of what is said of each, in seconds; strike out frozen values.
+
+        Args:
+            now: the cycle's instant.
+            cards: cards with samples.
+            numbers: the cycle's numbers; values of a frozen card become NaN.
+            targets: a target that answered -> the cards it shows, and the age of its values.
+            batch: takes the events and rejects.
+        """
+        self._poll += 1
+        self.changed = False
+        ages: dict[str, float] = {}
+        for key, (uuids, age) in targets.items():
+            for uuid in uuids:
+                memory = self._cards.get(uuid)
+                if memory is None or memory.missing or memory.lost:
+                    memory = self._seen(now, uuid, key, batch)
+                ages[uuid] = max(ages.get(uuid, 0.0), age)
+        for card in cards:
+            self._cards[card.uuid].node = card.node
+            still = self._still(card, numbers)
+            if still >= STALE_POLLS:
+                row = numbers.matrix[card.row]
+                count = int((~np.isnan(row)).sum())
+                row[:] = np.nan
+                subject = Subject("gpu", self._context.cluster, card.node, card.uuid)
+                batch.rejects.append(Reject(subject, "", "stale", now, count))
+                ages[card.uuid] = ages.get(card.uuid, 0.0) + still * self._context.interval_seconds
+        self._missing(now, targets, batch)
+        return ages
+
+    def flapping(self, holders: Sequence[Holder], kube: KubeState | None) -> frozenset[str]:
+        """Return cards whose only named holder changes to and fro: the exporter names one of several at random."""
+        named: dict[str, set[str]] = {}
+        for holder in holders:
+            if holder.origin == "device" and not holder.instance and not holder.shared:
+                named.setdefault(holder.uuid, set()).add(f"{holder.namespace}/{holder.pod}")
+        found = set()
+        for uuid, pods in named.items():
+            memory = self._cards.get(uuid)
+            if memory is None or len(pods) != 1:
+                continue
+            pod = next(iter(pods))
+            if not memory.holders or memory.holders[-1] != pod:
+                alive = kube is None or all(p in kube.pods for p in memory.holders[-1:])
+                if pod in memory.holders and alive:
+                    memory.flapping_until = self._poll + _FLAPPING_POLLS
+                memory.holders = [*memory.holders[-3:], pod]
+            if memory.flapping_until >= self._poll:
+                found.add(uuid)
+        return frozenset(found)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what a later start needs."""
+        return {uuid: [m.target, m.node, m.lost] for uuid, m in self._cards.items()}
+
+    def load_json(self, state: Mapping[str, Any]) -> None:
+        """Go on from `to_json`."""
+        for uuid, (target, node, lost) in state.items():
+            self._cards[uuid] = _CardMemory(target, node, lost=lost)
+
+    def _seen(self, now: datetime, uuid: str, target: str, batch: Batch) -> _CardMemory:
+        memory = self._cards.get(uuid)
+        if memory is None:
+            memory = self._cards[uuid] = _CardMemory(target, "")
+            self.changed = True
+        if memory.lost:
+            subject = Subject("gpu", self._context.cluster, memory.node, uuid)
+            batch.events.append(Event(subject, "card_returned", Severity.INFO, f"{uuid} has samples again", now))
+        memory.target, memory.missing, memory.lost = target, 0, False
+        return memory
+
+    def _missing(self, now: datetime, targets: Mapping[str, tuple[frozenset[str], float]], batch: Batch) -> None:
+        """Tell of cards without samples although their target answers."""
+        for uuid, memory in self._cards.items():
+            answer = targets.get(memory.target)
+            if memory.lost or answer is None or uuid in answer[0]:
+                continue
+            if any(uuid in shown for shown, _ in targets.values()):
+                continue
+            memory.missing += 1
+            if memory.missing >= _LOST_AFTER:
+                memory.lost = True
+                subject = Subject("gpu", self._context.cluster, memory.node, uuid)
+                message = f"{uuid} has no samples although its target answers: lost, or replaced"
+                batch.events.append(Event(subject, "card_lost", Severity.CRITICAL, message, now))
+
+    def _still(self, card: Card, numbers: Numbers) -> int:
+        """Return for how many polls nothing that must move has moved: energy, or power, clock and heat under load."""
+        memory = self._cards[card.uuid]
+        row = numbers.matrix[card.row]
+        energy = row[_ENERGY]
+        loaded = row[_BUSY] > 0.1 or row[_ENGINE] > 0.1
+        values = tuple(row[_MOVING].tolist())
+        same = values == memory.values and not any(math.isnan(value) for value in values)
+        memory.values = values
+        moved = not (same and loaded) if math.isnan(energy) else energy > 0 or not same
+        memory.still = 0 if moved else memory.still + 1
+        return memory.still
+
+
+class XidWatch:
+    """XIDs become events: the last code on change, counts on growth."""
+
+    def __init__(self, context: SourceContext) -> None:
+        self._context = context
+        self._last: dict[str, float] = {}
+
+    def observe(
+        self, now: datetime, readings: Sequence[tuple[XidReading, float]], cards: Mapping[str, Card]
+    ) -> list[Event]:
+        """Return an event for each new XID; one that all instances of a card show is the card's."""
+        fresh: dict[tuple[str, int], dict[str, tuple[str, int]]] = {}
+        for reading, value in readings:
+            if not math.isfinite(value) or value < 0 or value > 1e6:
+                continue
+            key = f"{reading.nature}|{reading.uuid}|{reading.instance}|{reading.code}"
+            before = self._last.get(key)
+            self._last[key] = value
+            if reading.nature == "xid":
+                code, times = int(value), 1
+                happened = code != 0 and value != before
+            else:
+                code = int(reading.code) if reading.code.isdigit() else 0
+                times = int(value - (before or 0.0)) if before is not None or reading.nature == "xid_window" else 0
+                happened = code != 0 and times > 0
+            if happened:
+                said = fresh.setdefault((reading.uuid, code), {})
+                known = said.get(reading.instance)
+                said[reading.instance] = (
+                    reading.text or (known[0] if known else ""),
+                    max(times, known[1] if known else 0),
+                )
+        return [self._event(now, uuid, code, said, cards.get(uuid)) for (uuid, code), said in fresh.items()]
+
+    def to_json(self) -> dict[str, float]:
+        """Return what a later start needs."""
+        return dict(self._last)
+
+    def load_json(self, state: Mapping[str, float]) -> None:
+        """Go on from `to_json`."""
+        self._last.update({key: float(value) for key, value in state.items()})
+
+    def _event(
+        self, now: datetime, uuid: str, code: int, said: Mapping[str, tuple[str, int]], card: Card | None
+    ) -> Event:
+        node = card.node if card else ""
+        instances = [instance for instance in said if instance]
+        if len(said) == 1 and len(instances) == 1:
+            subject = Subject("slice", self._context.cluster, node, uuid, f"gi{instances[0]}")
+        else:
+            subject = Subject("gpu", self._context.cluster, node, uuid)
+        text, times = next(iter(said.values()))
+        message = f"XID {code}: {text or 'see the driver log'}" + (f" ({times} times)" if times > 1 else "")
+        return Event(subject, "xid", xid_severity(code), message, now)

@@ -1,0 +1,260 @@
+"""Who holds what: from exporters' words about holders to slices with kind, tenant and workload.
+
+Pure: given the cards, what each exporter says of holders, and what Kubernetes says of pods, it returns the slices. Rows
+of slices are put together from up to three rows of numbers: the base (instance, container on a card, or the whole card),
+an allocation, and a server.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from collector.kube import KubeState, replica_ordinal
+from collector.layout import NOWHERE
+from collector.plugins import SourceContext
+from collector.schema import NOBODY, UNKNOWN
+from collector.slots import Card, Holder, ServerChannels
+
+# Schedulers of fractions hold the card with a pod of their own; who uses it stays unknown.
+_RESERVATIONS = ("runai-reservation",)
+
+
+@dataclass(slots=True)
+class SliceRow:
+    """One slice of the cycle. Row numbers of `layout.Registry`; NOWHERE where there is none."""
+
+    card: Card
+    slice: str
+    kind: str
+    tenant: str
+    workload: str
+    base: int = NOWHERE
+    allocations: list[int] = field(default_factory=list)
+    servers: list[ServerChannels] = field(default_factory=list)
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    place: int = 0
+    instance: str = ""
+    profile: str = ""
+    waiting: bool = False  # the pod is not known to Kubernetes yet: the row waits one interval for its holder
+    estimated_kind: bool = False
+    ordinal: str = ""
+
+    @property
+    def pod_key(self) -> str:
+        """Return `namespace/pod`, empty where no pod is known."""
+        return f"{self.namespace}/{self.pod}" if self.pod else ""
+
+
+@dataclass(slots=True)
+class Join:
+    """All slices, and servers whose pod holds none that is known."""
+
+    slices: list[SliceRow]
+    homeless: list[ServerChannels]
+
+
+def tenant_of(namespace: str, context: SourceContext) -> str:
+    """Return the tenant that pays for a namespace: the first `[[tenant]]` table that matches, else the namespace."""
+    for tenant in context.tenants:
+        if any(fnmatch.fnmatchcase(namespace, pattern) for pattern in tenant.namespaces):
+            return tenant.name
+    return namespace
+
+
+def owner_of(namespace: str, pod: str, kube: KubeState | None, context: SourceContext) -> tuple[str, str, bool]:
+    """Return tenant, workload, and whether they still wait for Kubernetes to know the pod."""
+    if namespace in _RESERVATIONS:
+        return UNKNOWN, UNKNOWN, False
+    state = kube or KubeState()
+    waiting = kube is not None and f"{namespace}/{pod}" not in kube.pods
+    return tenant_of(namespace, context) or UNKNOWN, state.workload(namespace, pod) or UNKNOWN, waiting
+
+
+def join_slices(
+    cards: Sequence[Card],
+    holders: Sequence[Holder],
+    instance_rows: Mapping[tuple[str, str], int],
+    servers: Sequence[ServerChannels],
+    kube: KubeState | None,
+    context: SourceContext,
+    *,
+    holders_known: frozenset[str],
+    flapping: frozenset[str] = frozenset(),
+) -> Join:
+    """Return all slices of the present cards.
+
+    Args:
+        cards: the cards that are there.
+        holders: what exporters say.
+        instance_rows: (uuid, GPU instance) -> row, for the MIG instances that are there.
+        servers: application servers that were read.
+        kube: what Kubernetes says; None where nothing of it is collected.
+        context: the configuration that resolves tenants.
+        holders_known: cards whose exporter names holders at all: without a name they are held by nobody.
+        flapping: cards whose only holder's name changes to and fro: the name is one of several, hence unknown.
+    """
+    by_card: dict[str, list[Holder]] = {}
+    for holder in holders:
+        pod = kube.pods.get(f"{holder.namespace}/{holder.pod}") if kube else None
+        if pod is None or not pod.ended:
+            by_card.setdefault(holder.uuid, []).append(holder)
+    instances: dict[str, list[str]] = {}
+    for uuid, instance in instance_rows:
+        instances.setdefault(uuid, []).append(instance)
+    places = _places(cards, by_card)
+    slices: list[SliceRow] = []
+    for card in cards:
+        said = by_card.get(card.uuid, [])
+        if card.uuid in instances:
+            slices += [
+                _instance(card, instance, instance_rows[card.uuid, instance], said, kube, context, holders_known)
+                for instance in sorted(instances[card.uuid], key=lambda text: (len(text), text))
+            ]
+            continue
+        layered = [holder for holder in said if holder.origin in ("container", "allocation")]
+        if layered:
+            slices += _shares(card, layered, "vgpu", places, kube, context)
+            continue
+        pods = {(holder.namespace, holder.pod) for holder in said}
+        strategy = kube.sharing_strategy(card.node) if kube else ""
+        shared = len(pods) > 1 or any(holder.shared for holder in said)
+        if shared:
+            kind = "mps" if strategy == "mps" else "timeslice"
+            shares = _shares(card, said, kind, places, kube, context)
+            for share in shares:
+                share.estimated_kind = not strategy
+            slices += shares
+        elif strategy in ("mps", "time-slicing"):
+            continue  # the one name is one of several that the exporter does not tell apart
+        else:
+            slices += _whole(card, said, kube, context, holders_known, flapping)
+    homeless = _seat_servers(slices, servers)
+    return Join(slices, homeless)
+
+
+def _instance(
+    card: Card,
+    instance: str,
+    row: int,
+    said: Sequence[Holder],
+    kube: KubeState | None,
+    context: SourceContext,
+    holders_known: frozenset[str],
+) -> SliceRow:
+    mine = [holder for holder in said if holder.instance == instance]
+    result = SliceRow(card, f"gi{instance}", "mig", NOBODY, NOBODY, base=row, instance=instance)
+    result.profile = card.instances.get(instance, "")
+    pods = {(holder.namespace, holder.pod) for holder in mine}
+    if len(pods) == 1:
+        _give(result, mine[0], kube, context)
+    elif pods or card.uuid not in holders_known:
+        result.tenant = result.workload = UNKNOWN
+    return result
+
+
+def _whole(
+    card: Card,
+    said: Sequence[Holder],
+    kube: KubeState | None,
+    context: SourceContext,
+    holders_known: frozenset[str],
+    flapping: frozenset[str],
+) -> list[SliceRow]:
+    result = SliceRow(card, "whole", "whole", UNKNOWN, UNKNOWN, base=card.row)
+    if card.uuid in flapping:
+        return [result]
+    if said:
+        _give(result, said[0], kube, context)
+        return [result]
+    return [] if card.uuid in holders_known else [result]
+
+
+def _shares(
+    card: Card,
+    said: Sequence[Holder],
+    kind: str,
+    places: Mapping[tuple[str, str, str, str], int],
+    kube: KubeState | None,
+    context: SourceContext,
+) -> list[SliceRow]:
+    found: dict[tuple[str, str, str], SliceRow] = {}
+    for holder in sorted(said, key=lambda holder: holder.origin == "allocation"):
+        container = _container_name(holder, found, kube)
+        key = (holder.namespace, holder.pod, container)
+        share = found.get(key)
+        if share is None:
+            place = int(holder.place) if holder.place.isdigit() else places.get((*key, card.uuid), 0)
+            name = f"{holder.namespace}/{holder.pod}/{container}/{place}"
+            share = found[key] = SliceRow(card, name, kind, UNKNOWN, UNKNOWN, place=place)
+            _give(share, holder, kube, context)
+            share.container = container
+        if holder.origin == "allocation":
+            share.allocations.append(holder.row)
+        elif holder.row != NOWHERE:
+            share.base = holder.row
+    return list(found.values())
+
+
+def _container_name(holder: Holder, found: Mapping[tuple[str, str, str], SliceRow], kube: KubeState | None) -> str:
+    """Return the container's name; an allocation knows only its index among the pod's containers."""
+    if holder.origin != "allocation":
+        return holder.container
+    known = [container for namespace, pod, container in found if (namespace, pod) == (holder.namespace, holder.pod)]
+    if len(known) == 1:
+        return known[0]
+    pod = kube.pods.get(f"{holder.namespace}/{holder.pod}") if kube else None
+    if pod is not None and len(pod.gpu_containers) == 1:
+        return pod.gpu_containers[0]
+    return holder.container
+
+
+def _give(share: SliceRow, holder: Holder, kube: KubeState | None, context: SourceContext) -> None:
+    share.namespace, share.pod, share.container = holder.namespace, holder.pod, holder.container
+    share.tenant, share.workload, share.waiting = owner_of(holder.namespace, holder.pod, kube, context)
+    pod = kube.pods.get(share.pod_key) if kube else None
+    share.ordinal = replica_ordinal(pod, holder.pod)
+
+
+def _places(cards: Sequence[Card], by_card: Mapping[str, Sequence[Holder]]) -> dict[tuple[str, str, str, str], int]:
+    """Return the place of a card among those of one container, by the cards' own order."""
+    order = {card.uuid: (_number(card.ordinal), card.uuid) for card in cards}
+    held: dict[tuple[str, str, str], set[str]] = {}
+    for uuid, holders in by_card.items():
+        for holder in holders:
+            held.setdefault((holder.namespace, holder.pod, holder.container), set()).add(uuid)
+    return {
+        (*key, uuid): place
+        for key, uuids in held.items()
+        for place, uuid in enumerate(sorted(uuids, key=lambda u: order.get(u, (10**6, u))))
+    }
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdigit() else 10**6
+
+
+def _seat_servers(slices: Sequence[SliceRow], servers: Sequence[ServerChannels]) -> list[ServerChannels]:
+    """Put each server on its pod's slice of ordinal 0 (in its own container, where it says one)."""
+    of_pod: dict[str, list[SliceRow]] = {}
+    for share in slices:
+        if share.pod:
+            of_pod.setdefault(share.pod_key, []).append(share)
+    homeless = []
+    for server in servers:
+        if server.gpu:
+            whole = [share for share in slices if share.card.uuid == server.gpu and share.slice == "whole"]
+            if whole:
+                whole[0].servers.append(server)
+                continue
+        mine = of_pod.get(f"{server.namespace}/{server.pod}", []) if server.pod else []
+        own = [share for share in mine if share.container == server.container] or mine
+        if own:
+            first = min(own, key=lambda share: (share.place, _number(share.card.ordinal), share.card.uuid, share.slice))
+            first.servers.append(server)
+        else:
+            homeless.append(server)
+    return homeless

@@ -1,0 +1,159 @@
+"""A source that reads exporters directly: concurrent GETs with a time-out, targets apart from each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import Any
+
+import requests
+
+from collector.assemble import Assembler, Scrape
+from collector.batch import Batch
+from collector.clock import grid_floor
+from collector.errors import ConfigurationError, UnreachableError
+from collector.exposition import ExpositionParser
+from collector.plugins import SourceContext
+from collector.protocols import SourceDescription
+from collector.settings import SourceSettings, TargetSettings
+
+Fetch = Callable[[TargetSettings], str]
+Discover = Callable[[], Sequence[TargetSettings]]
+
+_WORKERS = 16
+_MAX_BYTES = 256 * 2**20
+
+
+class HttpFetch:
+    """Gets a target's text over HTTP; one session, so that connections are kept.
+
+    Raises, when called:
+        UnreachableError: no answer in time, or a status other than 200.
+    """
+
+    def __init__(self, settings: SourceSettings) -> None:
+        self._session = requests.Session()
+        adapter = requests.adapters.HTTPAdapter(pool_maxsize=_WORKERS)
+        self._session.mount("http://", adapter)
+        self._session.mount("https://", adapter)
+        self._session.headers["Accept"] = "text/plain;version=0.0.4, application/openmetrics-text;version=1.0.0;q=0.5"
+        if settings.bearer_token is not None:
+            self._session.headers["Authorization"] = f"Bearer {settings.bearer_token.get_secret_value()}"
+        self._timeout = settings.timeout_seconds
+
+    def __call__(self, target: TargetSettings) -> str:
+        """Return the body as text."""
+        try:
+            answer = self._session.get(target.url, timeout=self._timeout)
+        except requests.RequestException as error:
+            raise UnreachableError(f"{target.url}: expected an answer, got {_reason(error)}") from error
+        if answer.status_code != 200:
+            raise UnreachableError(f"{target.url}: expected HTTP 200, got {answer.status_code}")
+        if len(answer.content) > _MAX_BYTES:
+            raise UnreachableError(f"{target.url}: expected at most {_MAX_BYTES} bytes, got {len(answer.content)}")
+        answer.encoding = "utf-8"
+        return answer.text
+
+    def close(self) -> None:
+        """Close kept connections."""
+        self._session.close()
+
+
+class ScrapeSource:
+    """Scrapes exporters.
+
+    Args:
+        settings: the `[[source]]` table: targets, time-out, token.
+        context: cluster, interval, declarations.
+        fetch: how a target's text is got; over HTTP by default, several targets at once.
+        discover: which targets there are now; those of the settings by default.
+
+    Raises:
+        ConfigurationError: neither targets nor `discover` are given, or an address is not HTTP.
+    """
+
+    def __init__(
+        self,
+        settings: SourceSettings,
+        context: SourceContext,
+        *,
+        fetch: Fetch | None = None,
+        discover: Discover | None = None,
+        assembler: Assembler | None = None,
+    ) -> None:
+        if discover is None and not settings.targets:
+            raise ConfigurationError(
+                'source "scrape": expected targets such as ["http://node1:9400/metrics"], got none'
+            )
+        wrong = [url for url in settings.targets if not url.startswith(("http://", "https://"))]
+        if wrong and fetch is None:
+            raise ConfigurationError(f'source "scrape": expected http:// or https:// addresses, got {wrong[0]!r}')
+        self._settings = settings
+        self._context = context
+        self._fetch: Fetch = HttpFetch(settings) if fetch is None else fetch
+        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="scrape") if fetch is None else None
+        fixed = tuple(TargetSettings(url=url) for url in settings.targets)
+        self._discover: Discover = (lambda: fixed) if discover is None else discover
+        self._parsers: dict[str, ExpositionParser] = {}
+        self._assembler = Assembler(context) if assembler is None else assembler
+
+    def poll(self, now: datetime) -> Batch:
+        """Scrape all targets; rows stand on the cycle's grid.
+
+        Raises:
+            UnreachableError: there are targets, and none of them answered.
+        """
+        targets = list(self._discover())
+        texts = list(self._pool.map(self._get, targets) if self._pool else map(self._get, targets))
+        scrapes = []
+        for target, (text, error) in zip(targets, texts, strict=True):
+            body = None
+            if not error:
+                body = self._parsers.setdefault(target.url, ExpositionParser()).parse(text)
+            scrapes.append(Scrape(target, body, error))
+        gone = self._parsers.keys() - {target.url for target in targets}
+        for url in gone:
+            del self._parsers[url]
+        return self._assembler.assemble(grid_floor(now, self._context.interval_seconds), scrapes)
+
+    def backfill(self, start: datetime, end: datetime) -> Iterator[Batch]:
+        """Yield nothing: an exporter has no past."""
+        del start, end
+        yield from ()
+
+    def describe(self) -> SourceDescription:
+        """Say what this source is."""
+        return SourceDescription(
+            kind="scrape",
+            name=self._settings.name or self._settings.kind,
+            targets=tuple(target.url for target in self._discover()),
+            interval_seconds=self._context.interval_seconds,
+        )
+
+    def export_state(self) -> dict[str, Any]:
+        """Return what a later start needs to go on."""
+        return self._assembler.export_state()
+
+    def import_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `export_state` returned."""
+        self._assembler.import_state(state)
+
+    def close(self) -> None:
+        """Release threads and connections."""
+        if self._pool is not None:
+            self._pool.shutdown()
+        if isinstance(self._fetch, HttpFetch):
+            self._fetch.close()
+
+    def _get(self, target: TargetSettings) -> tuple[str, str]:
+        try:
+            return self._fetch(target), ""
+        except UnreachableError as error:
+            return "", str(error)
+
+
+def _reason(error: requests.RequestException) -> str:
+    if isinstance(error, requests.Timeout):
+        return "no answer in time"
+    return type(error).__name__

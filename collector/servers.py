@@ -1,0 +1,108 @@
+"""What an application server did in one interval: latencies, requests within the objective, steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collector.declarations import Objective
+from collector.latency import histogram_quantile, requests_within
+from collector.slots import ServerChannels
+
+Floats = NDArray[np.float64]
+
+_QUANTILES = {"latency_p50_seconds": 0.5, "latency_p99_seconds": 0.99, "latency_p999_seconds": 0.999}
+_BY_DEFAULT = ("e2e", "ttft", "inter_token", "queue")
+
+
+@dataclass(slots=True)
+class ServerReading:
+    """Values by field; the quantity that the latencies are of, and whether it stands for another one."""
+
+    values: dict[str, float] = field(default_factory=dict)
+    quantity: str = ""
+    stands_in: bool = False
+
+
+@dataclass(slots=True)
+class ServerReader:
+    """Reads one server's channels cycle by cycle; channels that are laid out as arrays once."""
+
+    server: ServerChannels
+    _grids: dict[str, tuple[int, list[float], NDArray[np.int64]]] = field(default_factory=dict)
+
+    def read(
+        self, growth: Floats, seconds: Floats, levels: Floats, objective: Objective | None, interval_seconds: float
+    ) -> ServerReading:
+        """Return what one interval showed.
+
+        Args:
+            growth: increment of each channel (NaN: unknown), in the channel's own unit.
+            seconds: time since the value before, of each channel.
+            levels: value of each channel that is a gauge, in seconds for latencies.
+            objective: the promise that says which latency is asked for, and its bound.
+            interval_seconds: the cycle; over a gap of more than two there is no rate and no percentile.
+        """
+        reading = ServerReading()
+        self._steps(reading.values, growth)
+        quantity, reading.stands_in = self._choose(objective.quantity if objective else "")
+        reading.quantity = quantity
+        if not quantity:
+            return reading
+        if quantity not in self.server.buckets:
+            for name, quantile in _QUANTILES.items():
+                channel = self.server.summaries[quantity].get(quantile)
+                if channel is not None:
+                    reading.values[name] = float(levels[channel])
+            return reading
+        bounds, grid = self._grid(quantity)
+        parts = growth[grid]
+        elapsed = float(np.nanmax(seconds[grid])) if np.isfinite(seconds[grid]).any() else math.nan
+        if np.isnan(parts).all() or not 0 < elapsed <= 2 * interval_seconds + 1e-6:
+            return reading
+        cumulative = np.maximum.accumulate(np.nansum(parts, axis=0)).tolist()
+        for name, quantile in _QUANTILES.items():
+            reading.values[name] = histogram_quantile(bounds, cumulative, quantile)
+        reading.values["requests_per_second"] = cumulative[-1] / elapsed
+        if objective is not None:
+            within = requests_within(bounds, cumulative, objective.bound_seconds)
+            reading.values["within_objective_per_second"] = within / elapsed
+        return reading
+
+    def _steps(self, values: dict[str, float], growth: Floats) -> None:
+        if not self.server.step_counts or not self.server.step_sums:
+            return
+        counts = growth[self.server.step_counts]
+        if np.isnan(counts).all():
+            return
+        count = float(np.nansum(counts))
+        values["steps_count"] = count
+        total = float(np.nansum(growth[self.server.step_sums])) * self.server.step_scale
+        if count > 0:
+            values["step_seconds"] = total / count
+
+    def _choose(self, wanted: str) -> tuple[str, bool]:
+        """Return the quantity to use; a first response stands in for the whole request where nothing else is there."""
+        there = {**self.server.summaries, **self.server.buckets}
+        if wanted:
+            if wanted in there:
+                return wanted, False
+            return ("ttft", True) if wanted == "e2e" and "ttft" in there else ("", False)
+        return next((quantity for quantity in _BY_DEFAULT if quantity in there), ""), False
+
+    def _grid(self, quantity: str) -> tuple[list[float], NDArray[np.int64]]:
+        """Return ascending bounds and the channels as parts x bounds, filled up with channel 0, which is always NaN."""
+        buckets: Mapping[float, list[int]] = self.server.buckets[quantity]
+        size = sum(len(channels) for channels in buckets.values())
+        known = self._grids.get(quantity)
+        if known is None or known[0] != size:
+            bounds = sorted(buckets)
+            grid = np.zeros((max(len(channels) for channels in buckets.values()), len(bounds)), dtype=np.int64)
+            for column, bound in enumerate(bounds):
+                grid[: len(buckets[bound]), column] = buckets[bound]
+            known = self._grids[quantity] = (size, bounds, grid)
+        return known[1], known[2]
