@@ -125,11 +125,11 @@ class FakeBackend:
             return ApplyResult(ApplyStatus(fault), "as told")
         if fault == "forget":
             return ApplyResult(ApplyStatus.APPLIED, "as told")
-        if any(self.held[t].generation != generation for t, generation in expected.items()):
+        if any(t not in self.held or self.held[t].generation != g for t, g in expected.items()):
             return ApplyResult(ApplyStatus.CONFLICT, "generation moved")
-        knobs = {k.name: k for k in self.knob_list}
+        knobs = {k.name: k for k in reversed(self.knob_list)}
         for c in group.changes:
-            if c.target not in self.held or not knobs[c.knob].low <= c.after <= knobs[c.knob].high:
+            if c.knob not in self.held[c.target].values or not knobs[c.knob].low <= c.after <= knobs[c.knob].high:
                 return ApplyResult(ApplyStatus.REFUSED, f"{c.knob} {c.after} is out of range")
         if fault == "late":
             self._late.append((self.clock.now() + timedelta(seconds=self.delay_seconds), group))

@@ -21,6 +21,7 @@ from tests.tuner.fakes import (
     plan,
     slice_target,
 )
+from tuner import execute as execute_module
 from tuner import killswitch
 from tuner.execute import Executor, Place, frozen_targets, inverse, locate
 from tuner.journal import LeaseLostError, StateMovedError, entries, record_plan, verify_chain
@@ -286,9 +287,7 @@ def test_a_crash_in_the_write_has_one_outcome(bench: Bench, fault: str) -> None:
 def test_a_crash_at_every_journal_entry_has_one_outcome(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, at: str, kill_before: bool
 ) -> None:
-    from tuner import execute as module
-
-    real = module.step
+    real = execute_module.step
 
     def dying(state: State, group_id: str, to: ChangeState, **rest: object) -> None:
         if to.value == at and kill_before:
@@ -298,13 +297,10 @@ def test_a_crash_at_every_journal_entry_has_one_outcome(
             raise CrashError
 
     bench.planned(MOVE)
-    monkeypatch.setattr(module, "step", dying)
+    monkeypatch.setattr(execute_module, "step", dying)
     with pytest.raises(CrashError):
-        bench.executor.execute("g1")
-        record = get_group(bench.state, "g1")
-        assert record is not None
-        bench.executor.roll_back(record, "verdict fail")
-    monkeypatch.setattr(module, "step", real)
+        apply_and_roll_back(bench)
+    monkeypatch.setattr(execute_module, "step", real)
     for _ in range(3):  # a second restart changes nothing
         bench.restart()
         bench.clock.advance(100)
@@ -323,6 +319,13 @@ def test_a_crash_at_every_journal_entry_has_one_outcome(
     assert len(endings) <= 1
     allowed = {A: {0.2, 0.5}, B: {0.6, 0.3}}
     assert all(value in allowed[target] for target, _, value in bench.backend.writes)
+
+
+def apply_and_roll_back(bench: Bench) -> None:
+    bench.executor.execute("g1")
+    record = get_group(bench.state, "g1")
+    assert record is not None
+    bench.executor.roll_back(record, "verdict fail")
 
 
 def verifying(bench: Bench) -> GroupRecord:
@@ -491,7 +494,7 @@ def test_an_earlier_change_waits_while_the_later_is_not_settled(bench: Bench) ->
 
 
 def test_locate_and_inverse() -> None:
-    knobs = {(k.name, k.target_kind): k for k in KNOBS}
+    knobs = {(k.name, k.target_kind): k for k in KNOBS if k.sharing is None}
     states = {A: held(A, {"sm_quota_ratio": 0.21}), B: held(B, {"sm_quota_ratio": 0.6})}
 
     def place() -> Place:

@@ -47,8 +47,10 @@ def _scope_of(change: Change, facts: Facts) -> str | None:
         return f"{name} is {present:g} now and would become {change.after:g}: both must be numbers"
     if abs(present - change.before) > knob.quantum / 2:
         return f"{name} was planned from {change.before:g}, it is {present:g} now"
-    special = next((v for v in (present, change.after) if v in knob.special), None)
-    return None if special is None else f"{name}: {special:g} means {knob.special[special]!r}, left to a person"
+    if (present in knob.special) != (change.after in knob.special):  # all special: the knob is a list of choices
+        special = present if present in knob.special else change.after
+        return f"{name}: {special:g} means {knob.special[special]!r}, left to a person"
+    return None
 
 
 def simulation(_group: Group, facts: Facts, _settings: TunerSettings) -> str | None:

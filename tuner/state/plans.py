@@ -150,14 +150,13 @@ def past_groups(state: State, *, since: datetime, failed_since: datetime) -> lis
         since: all groups whose intent is as young as this.
         failed_since: those that failed (rolled back, refused, foreign, ...) from here on.
     """
+    kept = [s.value for s in FAILED_STATES]
     query = select(*_HEAD).where(
-        or_(
-            GroupRow.intent_at >= since,
-            GroupRow.state.in_([s.value for s in OPEN_STATES]),
-            and_(GroupRow.intent_at >= failed_since, GroupRow.state.in_([s.value for s in FAILED_STATES])),
-        )
+        GroupRow.intent_at >= min(since, failed_since),
+        or_(GroupRow.intent_at >= since, and_(GroupRow.intent_at >= failed_since, GroupRow.state.in_(kept))),
     )
-    return _records(state, query.order_by(GroupRow.intent_at, GroupRow.id))
+    found = {r.id: r for r in [*open_groups(state), *_records(state, query)]}
+    return sorted(found.values(), key=lambda r: (r.intent_at or r.made_at, r.id))
 
 
 def list_groups(
