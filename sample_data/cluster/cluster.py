@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 
 from collector.batch import Batch
+from collector.errors import UnreachableError
 from collector.settings import TargetSettings
+from sample_data.cluster.exporters.dcgm import DcgmExporter, generation_of
+from sample_data.cluster.exporters.hami import HamiExporter
+from sample_data.cluster.exporters.kube import KubeExporter
+from sample_data.cluster.exporters.servers import ServerExporter
 from sample_data.cluster.frames import Frames
+from sample_data.cluster.quirks import Outages
 from sample_data.cluster.readings import Instruments, Readings
 from sample_data.cluster.simulation import World
 from sample_data.cluster.spec import ClusterSpec
@@ -24,7 +31,14 @@ class SimulatedCluster:
         self.spec = spec
         self.world = World(spec)
         self.instruments = Instruments(self.world)
-        self._frames = Frames(self.world, self.instruments)
+        self.outages = Outages(spec)
+        self._frames = Frames(self.world, self.instruments, self.outages)
+        kinds = {card.node: card.sharing for card in reversed(spec.cards)}
+        self._dcgm = {node: DcgmExporter(self.world, node, generation_of(kinds[node])) for node in sorted(kinds)}
+        self._hami = HamiExporter(self.world)
+        self._kube = KubeExporter(self.world)
+        self._servers = ServerExporter(self.world, self.instruments.edges.tolist())
+        self._listed: tuple[int, list[tuple[TargetSettings, Callable[[], str | None]]]] = (-1, [])
 
     @property
     def now(self) -> datetime:
@@ -51,13 +65,54 @@ class SimulatedCluster:
         return self._frames.batch()
 
     def targets(self) -> Sequence[TargetSettings]:
-        """Return what service discovery finds now."""
-        raise NotImplementedError
+        """Return what service discovery finds now: exporters of nodes and cluster, and each pod's own page."""
+        return [target for target, _ in self._pages()]
 
     def fetch(self, target: TargetSettings) -> str:
         """Return the body that an exporter answers with.
 
         Raises:
-            UnreachableError: the target does not answer.
+            UnreachableError: the target does not answer, or nobody is there.
         """
-        raise NotImplementedError
+        page = next((page for known, page in self._pages() if known.url == target.url), None)
+        text = page() if page is not None else None
+        if text is None:
+            raise UnreachableError(f"{target.url}: expected an exporter's answer, got none within the time limit")
+        return text
+
+    def _pages(self) -> list[tuple[TargetSettings, Callable[[], str | None]]]:
+        if self._listed[0] == self.world.minute:
+            return self._listed[1]
+        world, readings = self.world, self.instruments.read()
+        pages: list[tuple[TargetSettings, Callable[[], str | None]]] = [
+            (TargetSettings(url=f"http://{node}:9400/metrics", node=node), partial(self._device, node, readings))
+            for node in self._dcgm
+        ]
+        for node in sorted({c.node for c in self.spec.cards if c.sharing == "vgpu"}):
+            pages.append(
+                (TargetSettings(url=f"http://{node}:9394/metrics", node=node), partial(self._hami.monitor, readings))
+            )
+            pages.append(
+                (TargetSettings(url="http://hami-scheduler:9395/metrics"), partial(self._hami.scheduler, readings))
+            )
+        pages.append((TargetSettings(url="http://kube-state-metrics:8080/metrics"), self._kube.text))
+        for i, holder in enumerate(world.holders):
+            s = self.spec.slices[i]
+            if holder is None or s.app == "none" or holder.started_minute > readings.minute:
+                continue
+            port = {"vllm": 8000, "triton": 8002, "trainer": 9102}[s.app]
+            labels = {"namespace": holder.namespace, "pod": holder.pod, "container": holder.container}
+            url = f"http://{holder.pod}.{holder.namespace}:{port}/metrics"
+            node = self.spec.cards[s.card].node
+            pages.append((TargetSettings(url=url, node=node, labels=labels), partial(self._pod, i, readings)))
+        self._listed = (world.minute, pages)
+        return pages
+
+    def _device(self, node: str, readings: Readings) -> str | None:
+        return None if self.outages.node_down(node, readings.minute) else self._dcgm[node].text(readings)
+
+    def _pod(self, index: int, readings: Readings) -> str | None:
+        down = self.outages.server_down(index, readings.minute)
+        observation = self.world.observation
+        running = observation is not None and bool(observation.running[index])
+        return None if down or not running else self._servers.text(index, readings)

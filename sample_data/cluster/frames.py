@@ -10,6 +10,7 @@ import numpy.typing as npt
 from collector.batch import Batch, Event, Fact, Severity, Subject, make_rows
 from collector.schema import NOBODY
 from sample_data.cluster.counters import Increments
+from sample_data.cluster.quirks import Outages
 from sample_data.cluster.readings import BLANK, BOUND_BUCKET, GARBAGE, THROTTLE_POWER, THROTTLE_THERMAL, Instruments, Readings
 from sample_data.cluster.simulation import World
 from sample_data.cluster.spec import MIB, MIG_PROFILES, STEP_SECONDS
@@ -22,9 +23,10 @@ QUANTILES = {"latency_p50_seconds": 0.5, "latency_p99_seconds": 0.99, "latency_p
 class Frames:
     """Turns readings into batches; remembers counters and facts from minute to minute."""
 
-    def __init__(self, world: World, instruments: Instruments) -> None:
+    def __init__(self, world: World, instruments: Instruments, outages: Outages) -> None:
         self._world = world
         self._instruments = instruments
+        self._outages = outages
         self._cards = Increments()
         self._slices = Increments()
         self._holder_pods: list[str] = [""] * len(world.holders)

@@ -81,6 +81,7 @@ class Readings:
     hami_memory_limit: FloatArray
     hami_cores: FloatArray
     hami_last_kernel: FloatArray
+    hami_promised: FloatArray  # bytes, by the scheduler
     # slices: servers and trainers (counters)
     buckets: FloatArray  # (slices, buckets), cumulative over buckets
     latency_sum: FloatArray
@@ -90,6 +91,7 @@ class Readings:
     service_sum: FloatArray  # seconds of service over all units (tokens or requests)
     service_units: FloatArray
     waiting: FloatArray
+    running_requests: FloatArray
     kv_cache: FloatArray
     steps: FloatArray
     step_seconds_sum: FloatArray
@@ -246,6 +248,7 @@ class Instruments:
             hami_memory_limit=np.where(self._is_vgpu & o.running, np.floor(cluster.memory_quota / MIB) * MIB, np.nan),
             hami_cores=np.where(self._is_vgpu & cluster.held, np.round(cluster.quota * 100), np.nan),
             hami_last_kernel=np.where(self._is_vgpu & o.running, self._idle_seconds, np.nan),
+            hami_promised=np.where(self._is_vgpu & cluster.held, np.floor(cluster.memory_quota / MIB) * MIB, np.nan),
             buckets=counts,
             latency_sum=np.round(self._latency_sum, 6),
             requests=counts[:, -1],
@@ -254,6 +257,7 @@ class Instruments:
             service_sum=np.round(self._service_sum, 6),
             service_units=np.floor(counts[:, -1] * self._tokens),
             waiting=np.round(o.backlog),
+            running_requests=np.round(o.finished / STEP_SECONDS * o.sojourn.mean),
             kv_cache=np.round(np.where(self._vllm & o.running, np.minimum(0.1 + 0.8 * o.load, 0.98), np.nan), 4),
             steps=np.floor(self._steps + 1e-6),
             step_seconds_sum=np.round(self._step_seconds, 6),

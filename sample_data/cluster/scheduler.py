@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from sample_data.cluster.arrivals import JobArrival
 from sample_data.cluster.spec import ClusterSpec, JobClass, QueueSpec, SchedulerRule
+from sample_data.cluster.streams import hex_name
 
 
 @dataclass(slots=True)
@@ -30,6 +31,17 @@ class Job:
     seat: int = -1  # slice index while it runs
     started: int = -1
     runs: int = 0  # how often it was started
+    seed: int = 0
+
+    @property
+    def pod(self) -> str:
+        """Name of the pod; an evicted job comes back as another one."""
+        return f"{self.name}-{hex_name(5, self.seed, self.name, self.runs)}"
+
+    @property
+    def workload(self) -> str:
+        """What all jobs of one kind are called together."""
+        return self.arrival.owner or f"{self.arrival.job_class}-job"
 
     @property
     def name(self) -> str:
@@ -50,6 +62,7 @@ class Pool:
 
     def __init__(self, spec: ClusterSpec) -> None:
         self.rule: SchedulerRule = spec.scheduler
+        self._seed = spec.seed
         self.classes: Mapping[str, JobClass] = {c.name: c for c in spec.job_classes}
         self.queues: Mapping[str, QueueSpec] = {q.tenant: q for q in spec.queues}
         self.quota: dict[str, float] = {q.tenant: q.quota_gpu_count for q in spec.queues}
@@ -62,7 +75,7 @@ class Pool:
     def submit(self, arrivals: Sequence[JobArrival]) -> None:
         """Put new jobs at the end of their queues."""
         for arrival in arrivals:
-            self.waiting[arrival.tenant].append(Job(arrival, 0.0, arrival.minute))
+            self.waiting[arrival.tenant].append(Job(arrival, 0.0, arrival.minute, seed=self._seed))
 
     def allocated(self, tenant: str) -> float:
         """Cards that a tenant's running jobs hold."""
@@ -95,7 +108,7 @@ class Pool:
         """Put a running job back at the head of its queue; its work since the last checkpoint is lost (all of it)."""
         job = self.running.pop(seat)
         self.discarded_sm_seconds += job.done_sm_seconds
-        job.seat, job.done_sm_seconds, job.waiting_since = -1, 0.0, minute
+        job.seat, job.done_sm_seconds, job.waiting_since, job.runs = -1, 0.0, minute, job.runs + 1
         self.waiting[job.arrival.tenant].insert(0, job)
         return job
 
@@ -172,7 +185,7 @@ class Pool:
             if seat is None:
                 continue
             self.waiting[tenant].remove(job)
-            job.seat, job.started, job.runs = seat, minute, job.runs + 1
+            job.seat, job.started = seat, minute
             self.running[seat] = job
             admission.started.append(job)
             return job

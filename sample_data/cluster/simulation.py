@@ -104,7 +104,8 @@ class World:
         self.holders: list[Holder | None] = [None if s.role == "seat" else _first_holder(s) for s in slices]
         self.restarted: set[int] = set()  # slices whose process came up anew in the last minute
         self.energy_joules = np.zeros(len(cards))
-        self.finished_jobs: list[tuple[int, Job]] = []  # (minute, job) of the last hour: their pods are still listed
+        self.finished_jobs: list[tuple[int, str, Job]] = []  # (minute, node, job) of the last hour: still listed
+        self.killed: set[int] = set()  # slices whose process was once killed for want of memory
         self.admitted: list[tuple[str, float]] = []  # (tenant, wait seconds) in the last minute
         self.observation: Observation | None = None
         capacity = sum(c.hardware.sm_count for c in cards) * float(STEP_SECONDS)
@@ -265,9 +266,10 @@ class World:
             done[seat] = min(done[seat], left)
             job.done_sm_seconds += done[seat] * self._unit[seat]
             if job.done_sm_seconds >= job.work_sm_seconds - 1e-6:
-                self.finished_jobs.append((self.minute, self.pool.finish(seat)))
+                node = self.spec.cards[self.spec.slices[seat].card].node
+                self.finished_jobs.append((self.minute, node, self.pool.finish(seat)))
                 self.holders[seat] = None
-        self.finished_jobs = [(m, j) for m, j in self.finished_jobs if m > self.minute - 60]
+        self.finished_jobs = [(m, n, j) for m, n, j in self.finished_jobs if m > self.minute - 60]
         discarded, self.pool.discarded_sm_seconds = self.pool.discarded_sm_seconds, 0.0
         return done, discarded
 
@@ -285,9 +287,8 @@ class World:
             self.quota[job.seat] = self.quota_next[job.seat] = s.sm_quota
             wait = (self.minute + 1 - job.waiting_since) * float(STEP_SECONDS)
             self.admitted.append((job.arrival.tenant, wait))
-            pod = f"{job.name}-{hex_name(5, self.spec.seed, job.name, job.runs)}"
             self.holders[job.seat] = Holder(
-                job.arrival.tenant, pod, "main", job.name, job.waiting_since, self.minute + 1
+                job.arrival.tenant, job.pod, "main", job.workload, job.waiting_since, self.minute + 1
             )
         self.truth.minutes[-1].waits_seconds = tuple(w for _, w in self.admitted)
         open_waits = [(self.minute + 1 - j.waiting_since) * 60.0 for w in self.pool.waiting.values() for j in w]
@@ -295,8 +296,9 @@ class World:
         self.truth.minutes[-1].waiting = len(open_waits)
 
     def _discard(self, job: Job) -> None:
-        for i, holder in enumerate(self.holders):
-            if holder is not None and holder.workload == job.name:
+        for i in self.pool.seats:
+            holder = self.holders[i]
+            if holder is not None and holder.pod.startswith(f"{job.name}-"):
                 self.holders[i] = None
 
     # -- sums ------------------------------------------------------------------------------------------------------
@@ -316,6 +318,7 @@ class World:
         self.out_of_memory = [int(i) for i in np.flatnonzero(running & (self._memory_growth > 0) & (used > self.memory_quota))]
         for i in self.out_of_memory:
             self._grown[i] = 0.0
+            self.killed.add(i)
             self.restart(i)
         return np.where(running, used, 0.0)
 
