@@ -7,7 +7,7 @@ Level 1: capacity = used + reserved + wasted + free + stranded + unobserved.
 - unobserved: intervals without a sample, and shares whose holder's quota or use is not known.
 Level 2: used = useful + contention + throttling + overhead + unrated.
 - useful: solo cost times the work that was finished within its objective (`analyzer.useful`).
-- contention: solo cost times work times how much longer a unit took than undisturbed, at the full clock.
+- contention: solo cost times work times how much longer and dearer (the smaller) a unit was than undisturbed.
 - throttling: solo cost times work times how much a lowered clock stretched it.
 - overhead: solo cost times the work that came too late, and use in intervals in which nothing was finished.
 - unrated: use by work that has no unit to count.
@@ -192,7 +192,7 @@ def conclude_ledger(frames: Iterable[pd.DataFrame], context: Context) -> Ledger:
     rows = pd.concat(parts, ignore_index=True).sort_values(_KEY, kind="stable", ignore_index=True)
     rows["unit"] = rows["unit"].fillna("")
     work = estimate_useful(rows[rows["solo_samples"].notna()][list(WORK_COLUMNS)])
-    rows = rows.merge(work[[*_KEY, "cost", "useful", "step_seconds"]], on=_KEY, how="left", sort=False)
+    rows = rows.merge(work[[*_KEY, "cost", "useful"]], on=_KEY, how="left", sort=False)
     rows["reserved"] = np.minimum(rows["held_unused"], _reserve(rows, context))
     rows["wasted"] = rows["held_unused"] - rows["reserved"]
     _level_2(rows)
@@ -216,10 +216,9 @@ def conclude_ledger(frames: Iterable[pd.DataFrame], context: Context) -> Ledger:
 def _level_2(rows: pd.DataFrame) -> None:
     rated = rows["cost"].notna()
     cost = rows["cost"].fillna(0.0)
-    slowdown = rows["paced_seconds"] / (rows["paced_work"] * rows["step_seconds"]) - 1
     late = (rows["work"] - rows["finished"]).clip(lower=0.0)
     rows["useful"] = rows["useful"].fillna(0.0)
-    rows["contention"] = (cost * rows["paced_work"] * slowdown.clip(lower=0.0)).fillna(0.0)
+    rows["contention"] = (cost * rows["contended_work"]).fillna(0.0)
     rows["throttling"] = (cost * rows["throttled_work"]).fillna(0.0)
     rows["overhead"] = np.where(rated, cost * late.fillna(0.0) + rows["barren"].fillna(0.0), 0.0)
     rows["unrated"] = np.where(rated, 0.0, rows["used"])

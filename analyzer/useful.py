@@ -11,6 +11,7 @@ A slow clock stretches SM-seconds as much as it stretches time, so costs are cou
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -44,12 +45,10 @@ WORK_COLUMNS = (
     "used",
     "work",
     "finished",
-    "paced_work",
-    "paced_seconds",
+    "contended_work",
     "throttled_work",
     "barren",
     "solo_cost",
-    "solo_step_seconds",
     "solo_samples",
 )
 _WORKLOAD = ["tenant", "workload", "model", "unit"]
@@ -117,9 +116,8 @@ def measure_card_work(card: Card) -> pd.DataFrame:
         work = rates[:, j] * seconds if serves else steps[:, j]
         # Without an objective every finished request counts: nobody said what late is.
         judged = np.where(np.isnan(within[:, j]), rates[:, j], within[:, j]) * seconds if serves else steps[:, j]
-        sampled = card.sampled[:, j]
-        cost, step, count = _solo(np.where(sampled, sm_seconds[:, j], np.nan), work, pace[:, j], clock)
-        paced = np.where(np.isnan(pace[:, j]), np.nan, work)
+        own_use = np.where(card.sampled[:, j], sm_seconds[:, j], np.nan)
+        solo = _solo(own_use, work, pace[:, j], clock)
         none_done = np.nan_to_num(work, nan=0.0) <= 0
         frames.append(
             pd.DataFrame(
@@ -137,24 +135,30 @@ def measure_card_work(card: Card) -> pd.DataFrame:
                     "used": per_hour(sm_seconds[:, j], first),
                     "work": per_hour(work, first),
                     "finished": per_hour(judged, first),
-                    "paced_work": per_hour(paced, first),
-                    "paced_seconds": per_hour(paced * pace[:, j] * clock, first),
+                    "contended_work": per_hour(_contended(own_use, work, pace[:, j], clock, solo), first),
                     "throttled_work": per_hour(work * (1 / clock - 1), first),
                     "barren": per_hour(np.where(none_done, sm_seconds[:, j], 0.0), first),
-                    "solo_cost": cost,
-                    "solo_step_seconds": step,
-                    "solo_samples": float(count),
+                    "solo_cost": solo.cost,
+                    "solo_samples": float(solo.samples),
                 }
             )
         )
     return pd.concat(frames, ignore_index=True) if frames else _nothing()
 
 
-def _solo(sm_seconds: Vector, work: Vector, pace: Vector, clock: Vector) -> tuple[float, float, int]:
-    """Return SM-seconds a unit and seconds a unit in the least disturbed intervals, and how many there were."""
+@dataclass(frozen=True, slots=True)
+class Solo:
+    """SM-seconds a unit and seconds a unit in the least disturbed intervals, and how many there were."""
+
+    cost: float
+    step_seconds: float
+    samples: int
+
+
+def _solo(sm_seconds: Vector, work: Vector, pace: Vector, clock: Vector) -> Solo:
     good = ~np.isnan(sm_seconds) & (np.nan_to_num(work, nan=0.0) > 0)
     if not good.any():
-        return np.nan, np.nan, 0
+        return Solo(np.nan, np.nan, 0)
     good &= work >= _THIN_WORK * np.median(work[good])
     spent, done = sm_seconds[good] * clock[good], work[good]
     seconds = pace[good] * clock[good]
@@ -163,7 +167,20 @@ def _solo(sm_seconds: Vector, work: Vector, pace: Vector, clock: Vector) -> tupl
     count = min(max(round(_CALM_SHARE * len(known)), _CALM_FEWEST), len(known))
     calm = known[np.argsort(rank[known], kind="stable")[:count]]
     step = float(np.median(seconds[calm])) if not np.isnan(seconds[calm]).any() else np.nan
-    return float(spent[calm].sum() / done[calm].sum()), step, count
+    return Solo(float(spent[calm].sum() / done[calm].sum()), step, count)
+
+
+def _contended(sm_seconds: Vector, work: Vector, pace: Vector, clock: Vector, solo: Solo) -> Vector:
+    """Return how many units' worth of SM-seconds contention added, (T,).
+
+    A unit that takes longer without using more of the card (a queue, a bigger batch, its turn among processes) costs
+    nobody anything, and one that uses more without taking longer is heavier: both must rise, and the smaller counts.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        slower = pace * clock / solo.step_seconds
+        dearer = sm_seconds * clock / work / solo.cost
+        excess = np.minimum(slower, dearer) - 1
+        return np.asarray(np.where(work > 0, work * np.clip(excess, 0.0, None), 0.0))
 
 
 def solo_costs(measures: pd.DataFrame) -> pd.DataFrame:
@@ -173,24 +190,23 @@ def solo_costs(measures: pd.DataFrame) -> pd.DataFrame:
         measures: rows of `measure_useful` of all nodes.
 
     Returns:
-        Columns tenant, workload, model, unit, cost (SM-seconds a unit), step_seconds, samples.
+        Columns tenant, workload, model, unit, cost (SM-seconds a unit), samples.
     """
     slices = measures[measures["solo_cost"].notna()].drop_duplicates(
         ["cluster", "node", "gpu", "slice", "tenant", "workload"]
     )
     rows = [
-        (*key, *_believed(group["solo_cost"], group["solo_step_seconds"], group["solo_samples"]))
+        (*key, *_believed(group["solo_cost"].to_numpy(), group["solo_samples"].to_numpy()))
         for key, group in slices.groupby(_WORKLOAD, sort=True)
     ]
-    return pd.DataFrame(rows, columns=[*_WORKLOAD, "cost", "step_seconds", "samples"])
+    return pd.DataFrame(rows, columns=[*_WORKLOAD, "cost", "samples"])
 
 
-def _believed(costs: pd.Series, steps: pd.Series, samples: pd.Series) -> tuple[float, float, float]:
-    order = np.argsort(costs.to_numpy(), kind="stable")
-    weight = np.cumsum(samples.to_numpy()[order])
+def _believed(costs: Vector, samples: Vector) -> tuple[float, float]:
+    order = np.argsort(costs, kind="stable")
+    weight = np.cumsum(samples[order])
     chosen = order[np.searchsorted(weight, _SLICE_QUANTILE * weight[-1])]
-    known = steps[steps.notna()]
-    return float(costs.iloc[chosen]), float(known.min()) if len(known) else np.nan, float(weight[-1])
+    return float(costs[chosen]), float(weight[-1])
 
 
 def estimate_useful(measures: pd.DataFrame) -> pd.DataFrame:
@@ -200,11 +216,10 @@ def estimate_useful(measures: pd.DataFrame) -> pd.DataFrame:
         measures: rows of `measure_useful` of all nodes.
 
     Returns:
-        The rows, sorted, with `cost` (solo SM-seconds a unit), `useful` (SM-seconds; NaN where the work has no unit)
-        and `step_seconds` (undisturbed).
+        The rows, sorted, with `cost` (solo SM-seconds a unit) and `useful` (SM-seconds; NaN where work has no unit).
     """
     rows = measures.sort_values(list(WORK_COLUMNS[:7]), kind="stable", ignore_index=True)
-    rows = rows.merge(solo_costs(rows), on=_WORKLOAD, how="left", sort=False)
+    rows = rows.merge(solo_costs(rows).drop(columns="samples"), on=_WORKLOAD, how="left", sort=False)
     rows["useful"] = rows["finished"] * rows["cost"]
     return rows
 
