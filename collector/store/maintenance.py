@@ -351,7 +351,7 @@ class Maintainer:
         with self._insisting() as owner:
             for spec in MEASUREMENTS.values():
                 (oldest,) = self._db.execute(
-                    "SELECT min(t_max) FROM hot WHERE measurement = ?", (spec.name,)
+                    "SELECT min(t_min) FROM hot WHERE measurement = ?", (spec.name,)
                 ).fetchone()
                 if oldest is not None and oldest < cutoffs[RAW]:
                     self._seal(spec, owner)

@@ -268,21 +268,15 @@ def choose_tier(request: Request, floors: Mapping[str, int]) -> str:
     def gone(tier: str) -> bool:
         return request.start < floors.get(tier, request.start)
 
-    for tier, worth_ms in _WORTH_MS.items():
+    left = [tier for tier in (HOUR, MINUTE) if request.every is None or request.every % STEP_MS[tier] == 0]
+    if HOUR in left and gone(MINUTE):
+        left = [HOUR]
+    for tier in left:
         step = STEP_MS[tier]
         aligned = request.start % step == 0 and request.end % step == 0
-        saves = request.end - request.start >= worth_ms or gone(RAW)
-        if aligned and saves and _divides(request, step):
+        if aligned and (gone(RAW) or request.end - request.start >= _WORTH_MS[tier]):
             return tier
-    if gone(RAW) and _divides(request, STEP_MS[MINUTE]) and not gone(MINUTE):
-        return MINUTE
-    if gone(RAW) and _divides(request, STEP_MS[HOUR]):
-        return HOUR
-    return RAW
-
-
-def _divides(request: Request, step: int) -> bool:
-    return request.every is None or request.every % step == 0
+    return left[-1] if left and gone(RAW) else RAW
 
 
 def statement(request: Request, pieces: Pieces) -> tuple[str, str]:
