@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +18,7 @@ from collector.window import Window, parse_instant
 from dashboard.config import Loaded, Settings, load_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from collector.protocols import StoreReader
     from collector.store import EmbeddedStore
@@ -34,6 +34,10 @@ Json = Annotated[bool, flag("--json", help="Print one JSON document on stdout.")
 Now = Annotated[
     str | None,
     typer.Option("--now", metavar="T", help="Act as if it were this instant (ISO 8601; UTC where it names no zone)."),
+]
+Rows = Annotated[
+    list[Path] | None,
+    typer.Option("--rows", metavar="PATH", help="Files of rows, or a folder that `export` wrote."),
 ]
 Once = Annotated[bool, flag("--once", help="Run one cycle and end.")]
 
@@ -67,8 +71,8 @@ def instant(now: str | None) -> datetime:
     return SystemClock().now() if now is None else parse_instant(now)
 
 
-def newest_instant(store: StoreReader, now: str | None) -> datetime:
-    """Return the instant that was asked for, else just after the store's newest row.
+def newest_instant(store: StoreReader, now: str | None, interval_seconds: float) -> datetime:
+    """Return the instant that was asked for, else the end of the cycle of the store's newest row.
 
     Rows of a simulation or of an import end in the past: what is looked at then ends there as well.
 
@@ -77,7 +81,8 @@ def newest_instant(store: StoreReader, now: str | None) -> datetime:
     """
     if now is not None:
         return parse_instant(now)
-    return whole_span(store).end
+    newest = whole_span(store).end - timedelta(milliseconds=1)
+    return newest + timedelta(seconds=interval_seconds)
 
 
 def whole_span(store: StoreReader) -> Window:
@@ -90,6 +95,21 @@ def whole_span(store: StoreReader) -> Window:
     if not spans:
         raise InputRejectedError("expected rows in the store, found none; run `trimtab collect` or `trimtab import`")
     return Window(min(span.start for span in spans), max(span.end for span in spans))
+
+
+def interval_of(store: StoreReader, configured: float) -> float:
+    """Return the length of a cycle: as the collector noted it, else as the rows show it, else as given."""
+    noted = store.facts(names=["interval_seconds"])
+    if len(noted):
+        return float(noted.sort_values("from")["value"].iloc[-1])
+    span = store.span("gpu") or store.span("slice")
+    if span is None:
+        return configured
+    first = Window(span.start, min(span.end, span.start + timedelta(hours=1)))
+    rows = store.read("gpu" if store.span("gpu") else "slice", first, fields=[])
+    key = [name for name in ("cluster", "node", "gpu", "slice") if name in rows]
+    steps = rows.groupby(key)["time"].diff().dropna().dt.total_seconds()
+    return float(steps.median()) if len(steps) else configured
 
 
 def context_of(ctx: typer.Context) -> Context:
@@ -109,6 +129,18 @@ def opened_store(context: Context, *, read_only: bool = True) -> Iterator[Embedd
         yield store
     finally:
         store.close()
+
+
+@contextmanager
+def opened_rows(context: Context, paths: Sequence[Path] | None) -> Iterator[StoreReader]:
+    """Give the rows of files where some are named, else those of the configured store."""
+    if paths:
+        from collector.store import load_rows  # noqa: PLC0415
+
+        yield load_rows(paths)
+        return
+    with opened_store(context) as store:
+        yield store
 
 
 @contextmanager

@@ -51,9 +51,14 @@ def export(
     """Write the rows of the store as files, one a measurement, which `--rows` takes elsewhere."""
     from collector.store import export_rows  # noqa: PLC0415  DuckDB loads slowly
 
-    with opened_store(context_of(ctx)) as store:
+    context = context_of(ctx)
+    with opened_store(context) as store:
         length = None if window is None else parse_duration(window)
-        span = whole_span(store) if length is None else Window.last(newest_instant(store, now), length)
+        span = (
+            whole_span(store)
+            if length is None
+            else Window.last(newest_instant(store, now, context.settings.cluster.interval_seconds), length)
+        )
         try:
             written = export_rows(store, folder, span, fmt=file_format.value, measurements=measurement)
         except KeyError as error:

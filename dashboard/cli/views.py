@@ -34,7 +34,7 @@ def workloads(
     context = context_of(ctx)
     length = parse_duration(window)
     with opened_store(context) as store:
-        span = Window.last(newest_instant(store, now), length)
+        span = Window.last(newest_instant(store, now, context.settings.cluster.interval_seconds), length)
         slices = store.read("slice", span, fields=["sm_quota_ratio"], by=["tenant", "workload"], aggregate="count")
         promises = resolve_promises(store.facts(span), slices, context.settings.workload)
     rows = list(promises.values())

@@ -68,7 +68,7 @@ def test_only_the_end_of_one_measurement(trimtab: Callable[..., Ran], store: Pat
     back = load_rows([Path("out")])
     span = back.span("slice")
     assert span is not None
-    # The newest row stands at the end of the window: one a minute in (end - 30 min, end].
+    # The window ends with the cycle of the newest row.
     assert span.start == START + timedelta(minutes=MINUTES - 30)
 
 
