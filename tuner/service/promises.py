@@ -11,6 +11,7 @@ from collector.declarations import ResolvedWorkload, WorkloadDeclaration, resolv
 from collector.schema import NOBODY, UNKNOWN
 
 _NOBODY = frozenset({"", NOBODY, UNKNOWN})
+PROMISE_FACTS = ("service_class", "weight", "floor", "protected", "objective")
 _PLAIN_FACTS = ("service_class", "weight", "floor", "protected")
 
 

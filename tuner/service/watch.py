@@ -13,8 +13,6 @@ import pandas as pd
 
 from analyzer.findings import Finding, Role, Verdict
 from analyzer.forecast import LoadForecaster
-from analyzer.settings import AnalyzeSettings
-from analyzer.shares import Card, cards
 from collector.declarations import ResolvedWorkload, WorkloadDeclaration
 from collector.protocols import Store
 from collector.schema import NOBODY
@@ -22,9 +20,9 @@ from collector.window import Window
 from tuner.model import Backend, BackendState, Target, TargetState
 from tuner.planner import CardView, PlannerInput, QueueView, SliceView
 from tuner.planner.views import MEMORY_KNOB, QUEUE_KNOB, SHARE_KNOB
-from tuner.service.analyse import partitions
 from tuner.service.demand import DemandHistory, ResponseCurves
-from tuner.service.promises import is_protected, objective_share, resolve_promises
+from tuner.service.live import Live, read_live
+from tuner.service.promises import PROMISE_FACTS, is_protected, objective_share, resolve_promises
 from tuner.settings import TunerSettings
 
 _STEP = timedelta(minutes=5)
@@ -37,6 +35,7 @@ _FORECAST_EVERY = timedelta(minutes=15)
 _FIT_EVERY = timedelta(hours=6)
 _FIRST_FIT = timedelta(hours=3)
 _HEALTH_WINDOW = timedelta(hours=24)
+_FOREVER = 1e6  # seconds
 _SICK_CODES = ("xid", "card_lost")
 _SICK_SEVERITIES = ("error", "critical")
 
@@ -123,8 +122,7 @@ class Watch:
         health = self._health(state, now)
         capacity = _capacity(state)
         card_views = tuple(_card(key, slices, capacity, health) for key, slices in sorted(grouped.items()))
-        oldest = max((s.age_seconds for s in seen.values() if not math.isnan(s.age_seconds)), default=math.inf)
-        as_of = now - timedelta(seconds=min(oldest, 1e6))
+        as_of = now - timedelta(seconds=_age_of_inputs(views, self._settings.max_age_seconds))
         used = [s.used for s in seen.values() if not math.isnan(s.used)]
         return Sight(
             planner=PlannerInput(
@@ -137,7 +135,7 @@ class Watch:
             ),
             state=state,
             declarations=promises,
-            coverage={v.target: v.coverage for v in views},
+            coverage={v.target: v.coverage if v.age_seconds <= self._settings.max_age_seconds else 0.0 for v in views},
             peak_memory_bytes=dict(self._peaks),
             capacity=capacity,
             health=health,
@@ -169,68 +167,49 @@ class Watch:
         self, start: datetime, end: datetime
     ) -> tuple[dict[Target, Seen], dict[tuple[str, str], ResolvedWorkload]]:
         window = Window(start, end)
-        nodes = list(partitions(self._store, window, self._interval_seconds, AnalyzeSettings()))
-        if not nodes:
-            return {}, {}
-        slices = pd.concat([p.slice[["tenant", "workload"]] for p in nodes], ignore_index=True)
-        facts = pd.concat([p.facts for p in nodes], ignore_index=True).drop_duplicates()
-        promises = resolve_promises(facts, slices, self._configured)
+        facts = self._store.facts(window, names=["kind", *PROMISE_FACTS])
+        live = read_live(self._store, window, facts)
+        promises = resolve_promises(facts, live.rows, self._configured)
         seen: dict[Target, Seen] = {}
         totals: dict[str, list[float]] = defaultdict(list)
-        for partition in nodes:
-            for card in cards(partition):
-                self._see(card, end, promises, seen, totals)
+        fresh = live.times_ms >= (0 if self._seen_until is None else self._seen_until.timestamp() * 1000 - 1)
+        for (tenant, workload), target, index in live.holdings():
+            used = live.used[index]
+            known = ~np.isnan(used)
+            self._remember_peak(target, live.memory[index])
+            seen[target] = self._summary(live, index, end)
+            series = series_of(tenant, workload)
+            if tenant == NOBODY:
+                continue
+            if known.any():
+                totals[series].append(float(used[known].mean()))
+            share = objective_share(promises.get((tenant, workload)))
+            if not math.isnan(share):
+                new = index[fresh[index]]
+                kept = np.where(np.isnan(live.met[new]), np.nan, live.met[new] >= share)
+                with np.errstate(invalid="ignore", divide="ignore"):
+                    self._curves.add(series, live.used[new] / live.quota[new], kept)
         self._history.add(end, {name: float(np.sum(parts)) / len(parts) for name, parts in totals.items()})
         self._seen_until = end
         return seen, promises
 
-    def _see(
-        self,
-        card: Card,
-        end: datetime,
-        promises: Mapping[tuple[str, str], ResolvedWorkload],
-        seen: dict[Target, Seen],
-        totals: dict[str, list[float]],
-    ) -> None:
-        requests, within = card.of_slices("requests_per_second"), card.of_slices("within_objective_per_second")
-        memory = card.of_slices("memory_used_bytes")
-        with np.errstate(invalid="ignore", divide="ignore"):
-            met = within / requests
-        fresh = self._fresh(card)
-        for j, holding in enumerate(card.holdings):
-            target = Target("slice", card.cluster, card.node, card.gpu, holding.slice)
-            alive = card.alive[:, j]
-            used = np.where(alive, card.used[:, j], np.nan)
-            known = ~np.isnan(used)
-            last = np.flatnonzero(card.present[:, j])
-            age = end.timestamp() - card.times_ms()[last[-1]] / 1000 if len(last) else math.nan
-            asked = np.nansum(requests[:, j])
-            peak = float(np.nanmax(memory[:, j])) if not np.isnan(memory[:, j]).all() else math.nan
-            if not math.isnan(peak):
-                self._peaks[target] = max(self._peaks.get(target, 0.0), peak)
-            seen[target] = Seen(
-                used=float(used[known].mean()) if known.any() else math.nan,
-                kept=float(np.nansum(within[:, j]) / asked) if asked > 0 else math.nan,
-                coverage=float(card.present[:, j].sum() / max(alive.sum(), 1)),
-                age_seconds=max(age - self._interval_seconds, 0.0),
-                memory_bytes=peak,
-            )
-            if not holding.held:
-                continue
-            series = series_of(holding.tenant, holding.workload)
-            if known.any():
-                totals[series].append(float(used[known].mean()))
-            share = objective_share(promises.get((holding.tenant, holding.workload)))
-            if not math.isnan(share):
-                kept = np.where(np.isnan(met[:, j]), np.nan, met[:, j] >= share)
-                with np.errstate(invalid="ignore", divide="ignore"):
-                    self._curves.add(series, (used / card.quota[:, j])[fresh], kept[fresh])
+    def _summary(self, live: Live, index: np.ndarray, end: datetime) -> Seen:
+        used, asked = live.used[index], np.nansum(live.requests[index])
+        known, times = ~np.isnan(used), live.times_ms[index]
+        age = end.timestamp() - float(times.max()) / 1000
+        lived = (live.last_ms - float(times.min())) / 1000 / self._interval_seconds + 1
+        memory = live.memory[index]
+        return Seen(
+            used=float(used[known].mean()) if known.any() else math.nan,
+            kept=float(np.nansum(live.within[index]) / asked) if asked > 0 else math.nan,
+            coverage=min(len(index) / max(lived, 1.0), 1.0),
+            age_seconds=max(age - self._interval_seconds, 0.0),
+            memory_bytes=float(np.nanmax(memory)) if not np.isnan(memory).all() else math.nan,
+        )
 
-    def _fresh(self, card: Card) -> np.ndarray:
-        """Return which intervals no earlier look has counted."""
-        if self._seen_until is None:
-            return np.ones(card.intervals, dtype=bool)
-        return np.asarray(card.times_ms() >= self._seen_until.timestamp() * 1000 - 1)
+    def _remember_peak(self, target: Target, memory: np.ndarray) -> None:
+        if not np.isnan(memory).all():
+            self._peaks[target] = max(self._peaks.get(target, 0.0), float(np.nanmax(memory)))
 
     def _refresh_forecast(self, now: datetime) -> None:
         if self._forecast_at is not None and now - self._forecast_at < _FORECAST_EVERY:
@@ -265,6 +244,19 @@ class Watch:
 def series_of(tenant: str, workload: str) -> str:
     """Return the name under which a workload's history is kept (mean over its slices)."""
     return f"{tenant}/{workload}"
+
+
+def _age_of_inputs(views: Sequence[SliceView], most: float) -> float:
+    """Return the age of the oldest input, in seconds.
+
+    A slice that went silent has no coverage, and only what touches it is held; when half of them are silent it is the
+    source that is stale, and everything is held.
+    """
+    ages = [min(v.age_seconds, _FOREVER) for v in views]
+    fresh = [age for age in ages if age <= most]
+    if len(fresh) * 2 <= len(ages):
+        return max(ages, default=_FOREVER)
+    return max(fresh)
 
 
 def _card_of(target: Target) -> Target:

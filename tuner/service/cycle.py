@@ -1,0 +1,253 @@
+"""One tuner: a full cycle, the fast path between cycles, and the loop that runs both on a clock."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from analyzer.findings import Finding
+from analyzer.protocols import Detector
+from analyzer.settings import AnalyzeSettings
+from collector.clock import Clock
+from collector.declarations import WorkloadDeclaration
+from collector.errors import UnreachableError
+from collector.protocols import Store
+from collector.window import Window, parse_duration
+from tuner import killswitch
+from tuner.consent import propose
+from tuner.execute import REVALIDATE_SECONDS, Executor, Step, frozen_targets
+from tuner.guards import FAILED_PAST, PAST, Vitals, World, run_guards
+from tuner.journal import expire_waiting, record_plan
+from tuner.lease import Lease
+from tuner.model import Backend, Plan
+from tuner.planner import make_plan, plan_fast
+from tuner.planner.reserve import reserve_share
+from tuner.record import ChangeState, Drop, GroupRecord
+from tuner.service.analyse import Analysis, run_analysis
+from tuner.service.watch import Sight, Watch
+from tuner.settings import CalendarSettings, StateSettings, TunerSettings
+from tuner.state import State
+from tuner.state.findings import record_findings, unsuppressed
+from tuner.state.plans import past_groups, waiting_groups
+
+_LEASE_CYCLES = 3.0  # a lease outlives so many cycles, so that a slow one is not taken for dead
+PATIENCE_SECONDS = 10.0  # for a read-back; what takes longer is settled in a later cycle
+
+
+@dataclass(frozen=True, slots=True)
+class CycleResult:
+    """What one cycle did.
+
+    Attributes:
+        now: its instant.
+        held: why nothing was planned at all; empty: a plan was made.
+        plan_id: the plan that was written; empty: none.
+        kept: groups that passed the guards.
+        drops: what guards decided against.
+        steps: what became of groups that were carried out or settled.
+    """
+
+    now: datetime
+    held: str = ""
+    plan_id: str = ""
+    kept: tuple[GroupRecord, ...] = ()
+    drops: tuple[Drop, ...] = ()
+    steps: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TunerParts:
+    """What a tuner is made of."""
+
+    store: Store
+    backend: Backend
+    state: State
+    clock: Clock
+    settings: TunerSettings
+    state_settings: StateSettings
+    interval_seconds: float
+    analyze: AnalyzeSettings = field(default_factory=AnalyzeSettings)
+    detectors: Mapping[str, Detector] = field(default_factory=dict)
+    declarations: Sequence[WorkloadDeclaration] = ()
+    calendars: Sequence[CalendarSettings] = ()
+    holder: str = "tuner"
+
+
+class Tuner:
+    """Plans, guards, asks, applies and verifies; one of them acts at a time.
+
+    Each call takes `now`, so that a day can be replayed in a second.
+    """
+
+    def __init__(self, parts: TunerParts) -> None:
+        self._parts = parts
+        self._watch = Watch(
+            parts.store,
+            parts.backend,
+            parts.settings,
+            interval_seconds=parts.interval_seconds,
+            declarations=parts.declarations,
+        )
+        self._lease = Lease(
+            parts.state, parts.holder, parts.clock, seconds=_LEASE_CYCLES * parts.settings.cycle_seconds
+        )
+        self._executor = Executor(
+            parts.state,
+            parts.backend,
+            parts.clock,
+            self._lease,
+            parts.state_settings.kill_switch,
+            actor=parts.holder,
+            revalidate_seconds=0.0 if parts.backend.simulated else REVALIDATE_SECONDS,
+            patience_seconds=0.0 if parts.backend.simulated else PATIENCE_SECONDS,
+        )
+        self._findings: tuple[Finding, ...] = ()
+        self._analysed_at: datetime | None = None
+        self._watching_since: datetime | None = None
+        self._vitals: Vitals | None = None
+
+    @property
+    def watch(self) -> Watch:
+        """What the tuner remembers of the fleet."""
+        return self._watch
+
+    def run_once(self, now: datetime) -> CycleResult:
+        """Run one full cycle as of `now`.
+
+        Raises:
+            LeaseLostError: another tuner took over in the middle; nothing was written after that.
+        """
+        if not self._lease.acquire():
+            return CycleResult(now, held="another tuner holds the lease: this one stands by")
+        steps = list(self._executor.recover())
+        expire_waiting(self._parts.state, now=now, actor=self._parts.holder)
+        try:
+            sight = self._look(now)
+        except UnreachableError as error:
+            return CycleResult(now, held=str(error), steps=tuple(steps))
+        steps += self._verify(sight)
+        return self._carry_out(make_plan(sight.planner, self._parts.settings), sight, steps)
+
+    def fast_once(self, now: datetime) -> CycleResult:
+        """Run the fast path as of `now`: only for objectives that are missed, only increases that they need.
+
+        Raises:
+            LeaseLostError: another tuner took over.
+        """
+        if not self._lease.acquire():
+            return CycleResult(now, held="another tuner holds the lease: this one stands by")
+        try:
+            sight = self._look(now)
+        except UnreachableError as error:
+            return CycleResult(now, held=str(error))
+        plan = plan_fast(sight.planner, self._parts.settings)
+        return self._carry_out(plan, sight, []) if plan.groups else CycleResult(now)
+
+    def run(self, stop: threading.Event) -> None:
+        """Run cycles and the fast path on the clock until `stop` is set."""
+        settings, clock = self._parts.settings, self._parts.clock
+        next_cycle = clock.now()
+        while not stop.is_set():
+            now = clock.now()
+            if now >= next_cycle:
+                self.run_once(now)
+                next_cycle = now + timedelta(seconds=settings.cycle_seconds)
+            else:
+                self.fast_once(now)
+            if clock.wait(settings.fast_seconds, stop):
+                return
+
+    def analyse(self, now: datetime) -> Analysis:
+        """Renew the findings over the configured window, as far as rows go back, and remember them."""
+        parts = self._parts
+        window = Window.last(now, parse_duration(parts.analyze.window))
+        span = parts.store.span("slice")
+        if span is not None and window.start < span.start < window.end:
+            window = Window(span.start, window.end)
+        analysis = run_analysis(
+            parts.store,
+            window,
+            interval_seconds=parts.interval_seconds,
+            settings=parts.analyze,
+            detectors=parts.detectors,
+            declarations=parts.declarations,
+            forecasts=self._watch.forecasts(),
+        )
+        record_findings(parts.state, analysis.findings, now)
+        self._findings = tuple(unsuppressed(parts.state, analysis.findings, now))
+        self._analysed_at = now
+        return analysis
+
+    def _look(self, now: datetime) -> Sight:
+        every = timedelta(seconds=self._parts.settings.analyze_seconds)
+        if self._parts.detectors and (self._analysed_at is None or now - self._analysed_at >= every):
+            self.analyse(now)
+        sight = self._watch.look(now, self._findings)
+        if self._watching_since is None and any(not math.isinf(s) for s in sight.coverage.values()):
+            self._watching_since = now
+        return sight
+
+    def _carry_out(self, plan: Plan, sight: Sight, steps: list[Step]) -> CycleResult:
+        parts, now = self._parts, plan.made_at
+        world = self._world(plan, sight)
+        guarded = run_guards(plan, world, parts.settings)
+        records = propose(guarded, world, parts.settings, now=now)
+        written = record_plan(
+            parts.state, plan, records, guarded.drops, actor=parts.holder, now=now, fence=self._lease.fence
+        )
+        ready = [r.id for r in written if r.decision == "go"]
+        ready += [r.id for r in waiting_groups(parts.state) if r.state is ChangeState.APPROVED]
+        steps += [self._executor.execute(group_id) for group_id in ready]
+        return CycleResult(now, "", plan.id, tuple(written), guarded.drops, tuple(steps))
+
+    def _world(self, plan: Plan, sight: Sight) -> World:
+        parts, now = self._parts, plan.made_at
+        past = past_groups(parts.state, since=now - PAST, failed_since=now - FAILED_PAST)
+        before = self._vitals
+        sick = sum(bool(evidence) for evidence in sight.health.values())
+        cards = len(sight.health)
+        self._vitals = Vitals(
+            cards=cards,
+            cards_before=cards if before is None else before.cards,
+            cards_unhealthy=sick,
+            activity=sight.activity,
+            activity_before=sight.activity if before is None else before.activity,
+        )
+        reserves = {
+            s.target: reserve_share(s, parts.settings, hold=False)
+            for card in sight.planner.cards
+            for s in card.slices
+            if s.online
+        }
+        evicting = {k.name for k in sight.planner.knobs if k.can_evict}
+        return World(
+            now=now,
+            state=sight.state,
+            knobs=sight.planner.knobs,
+            simulated_backend=parts.backend.simulated,
+            capacity=sight.capacity,
+            health=sight.health,
+            vitals=self._vitals,
+            past=past,
+            proven=self._proven(past),
+            pause=killswitch.read(parts.state_settings.kill_switch),
+            watching_since=self._watching_since,
+            declarations=sight.declarations,
+            calendars=parts.calendars,
+            peak_memory_bytes=sight.peak_memory_bytes,
+            reserves=reserves,
+            coverage=sight.coverage,
+            frozen=frozen_targets(past, now),
+            evictions={
+                g.id: parts.backend.predict(g) for g in plan.groups if any(c.knob in evicting for c in g.changes)
+            },
+        )
+
+    @staticmethod
+    def _proven(past: Sequence[GroupRecord]) -> dict[str, int]:
+        good = (ChangeState.CONFIRMED, ChangeState.SUPERSEDED)
+        return dict(Counter(r.group.kind for r in past if r.state in good))
