@@ -6,11 +6,9 @@ the next cycle. What decides is always what the backend holds, never what a call
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from tuner.guards.world import domain_of, in_order
 from tuner.journal import StateMovedError, remark, step
 from tuner.lease import Lease
 from tuner.model import ApplyResult, ApplyStatus, Backend, BackendState, Change, Group, Knob, Target
+from tuner.place import Place, inverse, locate, unreadable
 from tuner.record import ChangeState, GroupRecord
 from tuner.state.codec import target_to_json
 from tuner.state.database import State
@@ -28,6 +27,7 @@ from tuner.state.plans import get_group, open_groups
 
 REVALIDATE_SECONDS = 15.0  # between decision and write, so that what was a moment's reading has passed
 GRACE_SECONDS = 60.0  # beyond the knob's own delay, before a write counts as not arrived
+AWAY_REST = timedelta(hours=1)
 FOREIGN_REST = timedelta(hours=1)
 UNDO_SECONDS = 600.0  # how long a rollback is tried before a person is asked
 _POLL_SECONDS = 1.0
@@ -37,16 +37,6 @@ Recheck = Callable[[Group, BackendState], str | None]
 _S = ChangeState
 
 
-class Place(StrEnum):
-    """Where a group's values are, by a read of the backend."""
-
-    BEFORE = "before"
-    AFTER = "after"
-    MIXED = "mixed"  # some at before, some at after
-    FOREIGN = "foreign"  # at least one holds a value that is neither
-    MISSING = "missing"  # at least one target or value cannot be read
-
-
 @dataclass(frozen=True, slots=True)
 class Step:
     """Where a group is after a call, and why."""
@@ -54,29 +44,6 @@ class Step:
     group_id: str
     state: ChangeState
     reason: str
-
-
-def locate(group: Group, state: BackendState, knobs: Mapping[tuple[str, str], Knob]) -> Place:
-    """Say where a group's values are; values within half a quantum are equal."""
-    at_before = at_after = True
-    for change in group.changes:
-        held = state.targets.get(change.target)
-        value = math.nan if held is None else held.values.get(change.knob, math.nan)
-        if math.isnan(value):
-            return Place.MISSING
-        knob = knobs.get((change.knob, change.target.kind))
-        slack = 1e-9 if knob is None else knob.quantum / 2
-        is_before, is_after = abs(value - change.before) <= slack, abs(value - change.after) <= slack
-        if not is_before and not is_after:
-            return Place.FOREIGN
-        at_before, at_after = at_before and is_before, at_after and is_after
-    return Place.BEFORE if at_before else Place.AFTER if at_after else Place.MIXED
-
-
-def inverse(group: Group) -> Group:
-    """Return the way back: every change from our value to the pre-image, decreases first."""
-    changes = in_order([replace(c, before=c.after, after=c.before, reason="rollback") for c in group.changes])
-    return replace(group, id=f"{group.id}~undo", changes=changes, kind="rollback", why=f"undo of {group.id}")
 
 
 class Executor:
@@ -153,9 +120,9 @@ class Executor:
             before = self._read(group)
         except UnreachableError as error:
             return Step(group_id, record.state, str(error))
-        place = locate(group, before, self._knobs)
-        if place is not Place.BEFORE:
-            return self._step(record, _S.EXPIRED, f"the world moved (values are {place.value}): plan again")
+        moved = self._moved(group, before)
+        if moved is not None:
+            return self._step(record, _S.EXPIRED, moved)
         delay = self._delay_seconds(group)
         self._step(record, _S.INTENT, "on its way", self._intent_body(group, before, delay))
         if self._revalidate_seconds > 0 and not group.fast:
@@ -191,9 +158,11 @@ class Executor:
 
     def _absent(self, record: GroupRecord, place: Place) -> Step:
         """Decide about values that are not there yet: wait, undo a half, or give up."""
-        late = self._clock.now() >= self._settle_by(record)
-        if place is Place.MISSING or not late:
+        if self._clock.now() < self._settle_by(record):
             return Step(record.id, record.state, f"not settled: values are {place.value}")
+        if place is Place.MISSING:
+            final = _S.SUPERSEDED if record.state is _S.VERIFYING else _S.NOT_APPLIED
+            return self._step(record, final, "its targets are gone")
         if place is Place.MIXED:
             return self.roll_back(record, "only half of it arrived")
         return self._step(record, _S.NOT_APPLIED, "the write never arrived")
@@ -240,6 +209,10 @@ class Executor:
             record = self._get(record.id)
         return self._undo(record)
 
+    def close(self, record: GroupRecord, to: ChangeState, reason: str, body: Mapping[str, Any] | None = None) -> Step:
+        """Write down the end of a watch: confirmed, or left to a person."""
+        return self._step(record, to, reason, body)
+
     def _write(self, record: GroupRecord, group: Group, delay: float, still_ok: Recheck | None) -> Step:
         reason, fresh = self._last_look(group, still_ok)
         if reason is not None or fresh is None:
@@ -268,9 +241,9 @@ class Executor:
             fresh = self._read(group)
         except UnreachableError as error:
             return str(error), None
-        place = locate(group, fresh, self._knobs)
-        if place is not Place.BEFORE:
-            return f"the world moved (values are {place.value}): plan again", None
+        moved = self._moved(group, fresh)
+        if moved is not None:
+            return moved, None
         against = None if still_ok is None else still_ok(group, fresh)
         if against is not None:
             return against, None
@@ -279,6 +252,13 @@ class Executor:
             return str(pause), None
         self._lease.check()
         return None, fresh
+
+    def _moved(self, group: Group, state: BackendState) -> str | None:
+        gone = unreadable(group, state)
+        if gone:
+            return f"{gone[0].knob} of {gone[0].target} cannot be read any more: plan again"
+        place = locate(group, state, self._knobs)
+        return None if place is Place.BEFORE else f"the world moved (values are {place.value}): plan again"
 
     def _await(self, group_id: str) -> Step:
         """Read back until the values are there, as long as patience lasts."""
@@ -312,7 +292,7 @@ class Executor:
             if place is Place.FOREIGN:
                 return self._step(record, _S.ROLLBACK_BLOCKED, "somebody else set another value: theirs stays")
             if place is Place.MISSING:
-                return self._blocked_if_late(record, "its values cannot be read")
+                return self._gone(record)
             undo = self._remaining(inverse(record.group), fresh)
             against = None if self._may_undo is None else self._may_undo(undo, fresh)
             if against is not None:
@@ -325,9 +305,14 @@ class Executor:
                 return self._blocked_if_late(record, f"{result.status.value} {result.detail}".strip())
         return self._blocked_if_late(record, "it conflicts again and again")
 
+    def _gone(self, record: GroupRecord) -> Step:
+        if self._clock.now() >= self._settle_by(record):
+            return self._step(record, _S.ROLLED_BACK, "its targets are gone: nothing is left to undo")
+        return Step(record.id, record.state, "its values cannot be read")
+
     def _remaining(self, undo: Group, fresh: BackendState) -> Group:
         """Return only the changes of a way back that are still to be made."""
-        left = [c for c in undo.changes if locate(replace(undo, changes=(c,)), fresh, self._knobs) is not Place.AFTER]
+        left = [c for c in undo.changes if locate(replace(undo, changes=(c,)), fresh, self._knobs) is Place.BEFORE]
         return replace(undo, changes=tuple(left))
 
     def _blocked_if_late(self, record: GroupRecord, reason: str) -> Step:
@@ -353,6 +338,8 @@ class Executor:
         said = record.evidence.get("settle_by")
         if isinstance(said, str):
             return datetime.fromisoformat(said)
+        if record.state is _S.VERIFYING:  # a pod may be away for a restart
+            return record.updated_at + AWAY_REST
         return record.updated_at + timedelta(seconds=GRACE_SECONDS)
 
     def _intent_body(self, group: Group, before: BackendState, delay: float) -> dict[str, Any]:

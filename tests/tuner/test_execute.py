@@ -23,10 +23,11 @@ from tests.tuner.fakes import (
 )
 from tuner import execute as execute_module
 from tuner import killswitch
-from tuner.execute import Executor, Place, frozen_targets, inverse, locate
+from tuner.execute import Executor, frozen_targets
 from tuner.journal import LeaseLostError, StateMovedError, entries, record_plan, verify_chain
 from tuner.lease import Lease
 from tuner.model import BackendState, Freeze, Group
+from tuner.place import Place, inverse, locate, unreadable
 from tuner.record import ChangeState, Decision, GroupRecord
 from tuner.state import State, get_group, open_groups
 
@@ -406,10 +407,45 @@ def test_roll_back_waits_while_the_backend_is_unreadable_or_paused(bench: Bench)
     killswitch.pause(bench.kill_switch, Freeze.ALL, who="ann", why="drill", at=START)
     assert bench.executor.recover()[0].state is ChangeState.ROLLING_BACK
     killswitch.resume(bench.kill_switch)
-    lost = bench.backend.held.pop(A)
+    lost = dict(bench.backend.held)
+    bench.backend.held.clear()
     assert bench.executor.recover()[0].reason == "its values cannot be read"
-    bench.backend.held[A] = lost
+    bench.backend.held.update(lost)
     assert bench.executor.recover()[0].state is ChangeState.ROLLED_BACK
+
+
+def test_what_is_left_is_rolled_back_when_a_target_is_gone(bench: Bench) -> None:
+    record = verifying(bench)
+    del bench.backend.held[A]
+    assert bench.executor.recover()[0].reason == "being watched"
+    assert bench.executor.roll_back(record, "bad").state is ChangeState.ROLLED_BACK
+    assert bench.backend.value(B) == 0.6
+
+
+@pytest.mark.parametrize(
+    ("faults", "undo", "final"),
+    [
+        (["late"], False, ChangeState.NOT_APPLIED),
+        ([], False, ChangeState.SUPERSEDED),
+        (["applied", "retry_later"], True, ChangeState.ROLLED_BACK),
+    ],
+)
+def test_a_group_whose_targets_are_all_gone_ends(
+    bench: Bench, faults: list[str], undo: bool, final: ChangeState
+) -> None:
+    bench.planned(MOVE)
+    bench.backend.faults = faults
+    bench.executor.execute("g1")
+    if undo:
+        record = get_group(bench.state, "g1")
+        assert record is not None
+        assert bench.executor.roll_back(record, "bad").state is ChangeState.ROLLING_BACK
+    bench.backend.held.clear()
+    bench.backend._late.clear()
+    bench.clock.advance(30)
+    assert bench.executor.recover()[0].state in {ChangeState.APPLIED, ChangeState.VERIFYING, ChangeState.ROLLING_BACK}
+    bench.clock.advance(3600)
+    assert bench.executor.recover()[0].state is final
 
 
 def test_the_last_check_of_a_roll_back_can_refuse_it(bench: Bench) -> None:
@@ -510,6 +546,9 @@ def test_locate_and_inverse() -> None:
     states[B] = held(B, {"sm_quota_ratio": 0.3})
     assert place() is Place.AFTER
     states[B] = held(B, {"sm_quota_ratio": float("nan")})
+    assert place() is Place.AFTER  # of what can be read
+    assert unreadable(MOVE, BackendState(START, states)) == [MOVE.changes[1]]
+    del states[A]
     assert place() is Place.MISSING
     undo = inverse(MOVE)
     assert [(c.before, c.after) for c in undo.changes] == [(0.5, 0.2), (0.3, 0.6)]
