@@ -32,7 +32,8 @@ from collector.queues import QueueBook, read_queues
 from collector.schema import GPU, SLICE, UNKNOWN
 from collector.servers import ServerReader
 from collector.settings import TargetSettings
-from collector.slots import Arrangement, Card, Holder, ServerChannels, TargetState, World, instance_share, target_key
+from collector.slots import Card, Holder, ServerChannels, World, instance_share, target_key
+from collector.targets import Arrangement, TargetState
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -144,20 +145,22 @@ class Assembler:
         now_ms = int(now.timestamp() * 1000)
         live, dirty = self._take(now, scrapes, batch)
         plan, fresh = self._plan(live)
-        dirty = self._read_kube(live) or dirty or fresh
         raw = np.array([value for one in live for value in one.body.values], dtype=np.float64)
+        dirty = self._read_kube(live) | _read_facts(live, raw) | dirty | fresh
         numbers = evaluate(plan, self._world.registry, raw, now_ms, self.context.interval_seconds)
         self._report_samples(numbers, now, batch)
         cards = self._present_cards(live)
         batch.events += self._xids.observe(now, live_xids(live, raw), self._world.cards)
         correct_cards(numbers, cards, self._world.registry, batch, self.context, now)
         ages = self._card_watch.observe(now, cards, numbers, live_cards(live), batch)
-        if dirty or self._slices is None or self._card_watch.changed:
+        joined = dirty or self._slices is None or self._card_watch.changed
+        if joined or self._slices is None:
             self._slices = self._join(live, cards)
         correct_shares(numbers, self._slices.join.slices, batch, self.context, now)
-        self._card_facts(now, cards, numbers, live, raw, batch)
         self._gpu_rows(now_ms, cards, numbers, ages, batch)
         self._slice_rows(now, self._slices, numbers, ages, batch)
+        if joined:
+            self._tell(now, cards, numbers, batch)
         if self._kube is not None:
             table, facts, events = read_queues(self._kube, self._queues, self.context, now)
             if table is not None:
@@ -327,16 +330,7 @@ class Assembler:
             readers=readers,
         )
 
-    def _card_facts(
-        self, now: datetime, cards: Sequence[Card], numbers: Numbers, live: Sequence[_Live], raw: Floats, batch: Batch
-    ) -> None:
-        offset = 0
-        for one in live:
-            for index, reading in one.layout.facts:
-                value = raw[offset + index] * reading.scale
-                if math.isfinite(value):
-                    reading.card.facts[reading.name] = f"{value:.15g}"
-            offset += len(one.body.values)
+    def _tell(self, now: datetime, cards: Sequence[Card], numbers: Numbers, batch: Batch) -> None:
         describe_cards(self._facts, cards, numbers, now)
         if self._slices is not None:
             describe_slices(self._facts, self._slices.join.slices, self._kube, now)
@@ -464,7 +458,26 @@ class Assembler:
             return Subject("gpu", cluster, node, key[1])
         if kind == "instance":
             return Subject("slice", cluster, node, key[1], f"gi{key[2]}")
-        return Subject("pod", cluster, node, key[1], object=f"{key[2]}/{key[3]}")
+        row = self._world.registry.row(key)
+        known = self._slices.join.slices if self._slices is not None else ()
+        share = next((one for one in known if one.base == row or row in one.allocations), None)
+        if share is not None:
+            return self._facts.slice_subject(share)
+        return Subject("slice", cluster, node, key[1], f"{key[2]}/{key[3]}/{key[4]}/0")
+
+
+def _read_facts(live: Sequence[_Live], raw: Floats) -> bool:
+    """Keep values that are facts of cards; say whether a card's MIG mode changed, which changes its slices."""
+    offset, switched = 0, False
+    for one in live:
+        for index, reading in one.layout.facts:
+            value = raw[offset + index] * reading.scale
+            if math.isfinite(value):
+                text = f"{value:.15g}"
+                switched |= reading.name == "mig" and reading.card.facts.get("mig") != text
+                reading.card.facts[reading.name] = text
+        offset += len(one.body.values)
+    return switched
 
 
 def live_xids(live: Sequence[_Live], raw: Floats) -> list[tuple[Any, float]]:

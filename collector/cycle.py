@@ -261,7 +261,8 @@ def _cells(plan: Plan, result: Floats) -> Floats:
     """Add up the parts of each entry and let the preferred entry of each cell win."""
     there = ~np.isnan(result)
     size = len(plan.entries)
-    total = np.bincount(plan.entry_local, weights=np.where(there, result, 0.0), minlength=size)
+    # An empty bincount is of integers, weights or not.
+    total = np.bincount(plan.entry_local, weights=np.where(there, result, 0.0), minlength=size).astype(np.float64)
     parts = np.bincount(plan.entry_local, weights=there, minlength=size)
     total[(parts == 0) | (parts < plan.entry_expected)] = np.nan
     matrix = np.full((plan.row_count, len(FIELDS)), np.nan)

@@ -152,13 +152,12 @@ def describe_cards(book: FactBook, cards: Sequence[Card], numbers: Numbers, now:
             book.tell(subject, "identity", "assumed", now)
         if model is not None:
             book.tell(subject, "sm_count", str(model.sm_count), now)
-        book.tell(subject, "mig", "enabled" if card.instances else card.facts.get("mig_mode", "disabled"), now)
+        cut = bool(card.instances) or card.facts.get("mig") == "1"
+        book.tell(subject, "mig", "enabled" if cut else "disabled", now)
         for name, value in card.facts.items():
-            if name == "mig":
-                book.tell(subject, "mig", "enabled" if value == "1" or card.instances else "disabled", now)
-            elif name == "memory_total_bytes":
+            if name == "memory_total_bytes":
                 book.learn_memory(card, float(value))
-            elif name != "mig_mode":
+            elif name != "mig":
                 book.tell(subject, name, value, now)
         if not book.knows_memory(card) and not card.instances:
             used, free, reserved = numbers.matrix[card.row, _MEMORY]

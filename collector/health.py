@@ -17,7 +17,8 @@ from collector.kube import KubeState
 from collector.layout import FIELD_INDEX
 from collector.plugins import SourceContext
 from collector.settings import TargetSettings
-from collector.slots import Arrangement, Card, Holder, XidReading, target_key
+from collector.slots import Card, Holder, XidReading, target_key
+from collector.targets import Arrangement
 
 STALE_POLLS = 10  # a source whose ever-changing values stood still for so many polls is frozen
 _LOST_AFTER = 2  # polls without a card before it is called lost

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from collector.kube import KubeState, replica_ordinal
 from collector.layout import NOWHERE
@@ -98,7 +98,8 @@ def join_slices(
         flapping: cards whose only holder's name changes to and fro: the name is one of several, hence unknown.
     """
     by_card: dict[str, list[Holder]] = {}
-    for holder in holders:
+    for said_holder in holders:
+        holder = said_holder if said_holder.namespace or kube is None else _with_namespace(said_holder, kube)
         pod = kube.pods.get(f"{holder.namespace}/{holder.pod}") if kube else None
         if pod is None or not pod.ended:
             by_card.setdefault(holder.uuid, []).append(holder)
@@ -115,6 +116,8 @@ def join_slices(
                 for instance in sorted(instances[card.uuid], key=lambda text: (len(text), text))
             ]
             continue
+        if card.facts.get("mig") == "1":
+            continue  # cut into instances that no exporter shows: no row pretends to be the whole card
         layered = [holder for holder in said if holder.origin in ("container", "allocation")]
         if layered:
             slices += _shares(card, layered, "vgpu", places, kube, context)
@@ -134,6 +137,12 @@ def join_slices(
             slices += _whole(card, said, kube, context, holders_known, flapping)
     homeless = _seat_servers(slices, servers)
     return Join(slices, homeless)
+
+
+def _with_namespace(holder: Holder, kube: KubeState) -> Holder:
+    """Return the holder with his namespace, where his scheduler does not say it and only one pod has his name."""
+    namespaces = [pod.namespace for pod in kube.pods.values() if pod.name == holder.pod]
+    return replace(holder, namespace=namespaces[0]) if len(namespaces) == 1 else holder
 
 
 def _instance(
@@ -188,7 +197,7 @@ def _shares(
         share = found.get(key)
         if share is None:
             place = int(holder.place) if holder.place.isdigit() else places.get((*key, card.uuid), 0)
-            name = f"{holder.namespace}/{holder.pod}/{container}/{place}"
+            name = f"{holder.namespace or UNKNOWN}/{holder.pod}/{container}/{place}"
             share = found[key] = SliceRow(card, name, kind, UNKNOWN, UNKNOWN, place=place)
             _give(share, holder, kube, context)
             share.container = container
@@ -209,7 +218,7 @@ def _container_name(holder: Holder, found: Mapping[tuple[str, str, str], SliceRo
     pod = kube.pods.get(f"{holder.namespace}/{holder.pod}") if kube else None
     if pod is not None and len(pod.gpu_containers) == 1:
         return pod.gpu_containers[0]
-    return holder.container
+    return holder.container or UNKNOWN
 
 
 def _give(share: SliceRow, holder: Holder, kube: KubeState | None, context: SourceContext) -> None:

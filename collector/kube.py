@@ -140,13 +140,17 @@ def read_kube_state(samples: Iterable[tuple[str, Series, float]]) -> KubeState:
                 "owner_name", ""
             )
         elif name == "node_allocatable":
-            node = state.allocatable.setdefault(labels.get("node", ""), {})
+            node = state.allocatable.setdefault(_node(labels), {})
             node[labels.get("resource", "")] = value
         elif name == "node_labels":
-            state.node_labels[labels.get("node", "")] = dict(labels)
+            state.node_labels[_node(labels)] = dict(labels)
         elif name == "quota" and labels.get("type") == "hard" and labels.get("resource") == "requests.nvidia.com/gpu":
             state.gpu_quota[labels.get("namespace", "")] = value
     return state
+
+
+def _node(labels: Mapping[str, str]) -> str:
+    return labels.get("exported_node") or labels.get("node", "")
 
 
 def _read_pod(state: KubeState, name: str, labels: Mapping[str, str], value: float) -> None:
@@ -156,8 +160,7 @@ def _read_pod(state: KubeState, name: str, labels: Mapping[str, str], value: flo
     if not pod_name:
         return
     pod = state.pods.setdefault(f"{namespace}/{pod_name}", Pod(namespace, pod_name))
-    if said.get("node"):
-        pod.node = said["node"]
+    pod.node = said.get("exported_node") or said.get("node") or pod.node
     _POD_READERS[name](pod, said, value)
 
 

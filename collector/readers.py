@@ -1,0 +1,312 @@
+"""What a series means, worked out once: by the mapping tables and the rules that exporters' quirks ask for."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from collector.exposition import Series
+from collector.mappings import ExporterMapping, MappedMetric
+from collector.settings import TargetSettings
+from collector.slots import (
+    Card,
+    Holder,
+    Part,
+    Reading,
+    ServerChannels,
+    Slot,
+    World,
+    XidReading,
+    instance_share,
+    pick,
+    target_key,
+)
+
+_EXPORTER_POD = re.compile(r"^(?:nvidia-)?dcgm-exporter|^hami-|^kube-prometheus|^prometheus-")
+_BARE_UUID = re.compile(r"^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-")
+_NO_UUID = re.compile(r"^[0-]*$")
+_NO_PARTITION = frozenset(("", "NA", "4294967295"))
+_COMPUTE_RATIOS = frozenset(f"{name}_active_ratio" for name in ("engine", "sm", "tensor", "fp64", "fp32", "fp16")) | {
+    "sm_occupancy_ratio"
+}
+# A card's own figure under MIG is not what it seems; the sum over its instances goes before it. For memory the other
+# way round: what is used outside of instances is known only by the card's own figure.
+_SUM_BEFORE, _SUM_BEHIND = -5, 5
+_PER_PROCESS_FIELDS = frozenset(("busy_ratio", "memory_used_bytes"))
+SUMMED_OVER_INSTANCES = _COMPUTE_RATIOS | {"dram_active_ratio", "memory_used_bytes"}
+
+
+_PART_NUMBER = {"": 0, "bucket": 1, "sum": 2, "count": 3}
+
+
+class SeriesReader:
+    """Reads the series of one target into slots.
+
+    Args:
+        target: where the series come from; its labels are those that service discovery added.
+        world: cards, servers and numbers that all targets share.
+    """
+
+    def __init__(self, target: TargetSettings, world: World) -> None:
+        self._target = target
+        self._key = target_key(target)
+        self._world = world
+        self._readers = {
+            "device": self._device,
+            "container": self._container,
+            "allocation": self._allocation,
+            "server": self._server,
+            "kube": self._kube,
+        }
+
+    def slot(self, series: Series) -> Slot:
+        """Return what a series means."""
+        slot = Slot()
+        for mapped in self._world.table.find(series.name, series.labels):
+            self._readers[mapped.exporter.subject](series, mapped, slot)
+        return slot
+
+    def _rank(self, series: Series, mapped: MappedMetric) -> int:
+        suffix = {"bucket": "_bucket", "sum": "_sum", "count": "_count"}.get(mapped.part, "")
+        for rank, name in enumerate(mapped.row.metric):
+            if series.name in (name, name + suffix):
+                return rank
+        return 0
+
+    def _order(self, mapped: MappedMetric, shift: int = 0) -> tuple[int, int]:
+        adds = mapped.row.adds_to_field
+        return mapped.exporter.preference + shift, 0 if adds else self._world.metric_number(mapped)
+
+    def _device(self, series: Series, mapped: MappedMetric, slot: Slot) -> None:
+        world, labels, exporter, metric = self._world, series.labels, mapped.exporter, mapped.row
+        node = self._node(labels, exporter)
+        uuid, assumed = _uuid(labels, exporter, node)
+        if not uuid:
+            slot.reject = "no device named"
+            return
+        if _foreign_partition(labels):
+            return
+        card = world.card(uuid, node, exporter.preference, assumed=assumed)
+        _describe(card, labels, exporter)
+        slot.card, slot.uuid, slot.index = card.number, uuid, pick(labels, exporter.index)
+        slot.hostname = "" if self._target.node else pick(labels, exporter.node)
+        instance = slot.instance = labels.get("GPU_I_ID", "")
+        if instance:
+            card.instances[instance] = labels.get("GPU_I_PROFILE", "")
+        namespace, pod, container = _holder_names(labels, exporter)
+        labelled = bool(pod) and not instance
+        if pod:
+            slot.holder = Holder(uuid, instance, namespace, pod, container, "vgpu" in labels, "device", node=node)
+        if metric.measurement == "event":
+            text = labels.get("err_msg", "")
+            slot.xid = XidReading(uuid, instance, metric.nature, labels.get("xid", ""), text)
+            return
+        if metric.measurement == "fact":
+            if metric.field != "labels":
+                slot.fact = Reading(card, metric.field, metric.scale)
+            return
+        part = Part(
+            world.metric_number(mapped),
+            self._rank(series, mapped),
+            (),
+            device_key=(uuid, series.name),
+            labelled=labelled,
+        )
+        own_part = tuple(labels.get(name, "") for name in metric.adds_up)
+        if metric.adds_to_field:
+            own_part = (metric.metric[0], *own_part)
+        if instance and metric.mig == "absent":
+            return
+        if instance and metric.mig == "instance":
+            part.channels = self._instance_channels(mapped, card, instance)
+            part.device_key = None
+        else:
+            entry = world.registry.entry(self._key, card.row, metric.field, self._order(mapped))
+            channel = world.registry.channel(
+                self._key, card.row, mapped, own_part, entry=entry, field_name=metric.field
+            )
+            part.channels = (channel,)
+        if labelled and metric.per_process and "vgpu" in labels and metric.field in _PER_PROCESS_FIELDS:
+            row = world.registry.row(("container", uuid, namespace, pod, container))
+            entry = world.registry.entry(self._key, row, metric.field, self._order(mapped))
+            part.own = (world.registry.channel(self._key, row, mapped, entry=entry, field_name=metric.field),)
+            slot.holder = Holder(uuid, "", namespace, pod, container, True, "device", row=row, node=node)  # noqa: FBT003
+        slot.parts.append(part)
+
+    def _instance_channels(self, mapped: MappedMetric, card: Card, instance: str) -> tuple[int, ...]:
+        """Return the instance's own channel and, for what adds up, its part of the whole card."""
+        registry, name = self._world.registry, mapped.row.field
+        profile = card.instances[instance]
+        row = registry.row(("instance", card.uuid, instance, profile))
+        share = instance_share(card, instance)
+        factor = 1.0
+        if name in _COMPUTE_RATIOS:
+            factor = share.compute if share else math.nan
+        elif name == "dram_active_ratio":
+            factor = share.memory if share else math.nan
+        entry = registry.entry(self._key, row, name, self._order(mapped))
+        own = registry.channel(self._key, row, mapped, entry=entry, field_name=name, share=factor)
+        if name not in SUMMED_OVER_INSTANCES:
+            return (own,)
+        shift = _SUM_BEHIND if name == "memory_used_bytes" else _SUM_BEFORE
+        total = registry.entry(self._key, card.row, name, self._order(mapped, shift), strict=True)
+        part = registry.channel(
+            self._key, card.row, mapped, (instance, profile), entry=total, field_name=name, share=factor
+        )
+        return own, part
+
+    def _container(self, series: Series, mapped: MappedMetric, slot: Slot) -> None:
+        labels, exporter, registry = series.labels, mapped.exporter, self._world.registry
+        uuid = pick(labels, exporter.uuid)
+        namespace, pod, container = _holder_names(labels, exporter)
+        if not uuid or not pod:
+            slot.reject = "no container named"
+            return
+        row = registry.row(("container", uuid, namespace, pod, container))
+        place = pick(labels, exporter.index)
+        node = self._node(labels, exporter)
+        self._world.card(uuid, node, exporter.preference, assumed=False)
+        slot.holder = Holder(uuid, "", namespace, pod, container, True, "container", place, row, node)  # noqa: FBT003
+        self._simple_part(series, mapped, slot, row)
+
+    def _allocation(self, series: Series, mapped: MappedMetric, slot: Slot) -> None:
+        labels, exporter, registry = series.labels, mapped.exporter, self._world.registry
+        uuid = pick(labels, exporter.uuid)
+        namespace, pod, container = _holder_names(labels, exporter)
+        if not uuid or not pod:
+            slot.reject = "no container named"
+            return
+        row = registry.row(("allocation", uuid, namespace, pod, container))
+        node = pick(labels, exporter.node)
+        self._world.card(uuid, node, exporter.preference, assumed=False)
+        slot.holder = Holder(uuid, "", namespace, pod, container, True, "allocation", row=row, node=node)  # noqa: FBT003
+        self._simple_part(series, mapped, slot, row)
+
+    def _simple_part(self, series: Series, mapped: MappedMetric, slot: Slot, row: int) -> None:
+        world, name = self._world, mapped.row.field
+        entry = world.registry.entry(self._key, row, name, self._order(mapped))
+        channel = world.registry.channel(self._key, row, mapped, entry=entry, field_name=name)
+        slot.parts.append(Part(world.metric_number(mapped), self._rank(series, mapped), (channel,)))
+
+    def _server(self, series: Series, mapped: MappedMetric, slot: Slot) -> None:
+        world, labels, metric = self._world, series.labels, mapped.row
+        target_labels = self._target.labels
+        namespace, pod, container = _holder_names({**target_labels, **labels}, mapped.exporter)
+        row = world.registry.row(("server", namespace, pod, container, "" if pod else self._key))
+        server = world.servers.get(row)
+        if server is None:
+            gpu = target_labels.get("gpu", "")
+            server = world.servers[row] = ServerChannels(row, namespace, pod, container, self._key, gpu)
+            if gpu:
+                world.card(gpu, self._node({}, mapped.exporter), mapped.exporter.preference, assumed=False)
+        slot.server = row
+        part_name = tuple(labels.get(name, "") for name in metric.adds_up)
+        if metric.adds_to_field:
+            part_name = (metric.metric[0], *part_name)
+        part = Part(world.metric_number(mapped) * 4 + _PART_NUMBER[mapped.part], self._rank(series, mapped), ())
+        if metric.nature == "histogram":
+            part.channels = self._bucket_channels(labels, mapped, server, part_name)
+        elif metric.nature == "mean":
+            channel = world.registry.channel(self._key, row, mapped, part_name, held=True)
+            channels = server.step_sums if mapped.part == "sum" else server.step_counts
+            if channel not in channels:
+                channels.append(channel)
+            if mapped.part == "sum":
+                server.step_scale = metric.scale
+            part.channels = (channel,)
+        elif metric.nature == "summary":
+            quantile = labels.get("quantile", "")
+            if not quantile:
+                return
+            channel = world.registry.channel(self._key, row, mapped, (quantile, *part_name))
+            server.summaries.setdefault(metric.quantity, {})[float(quantile)] = channel
+            part.channels = (channel,)
+        else:
+            strict = metric.nature == "gauge" and bool(metric.adds_up)
+            entry = world.registry.entry(self._key, row, metric.field, self._order(mapped), strict=strict)
+            channel = world.registry.channel(self._key, row, mapped, part_name, entry=entry, field_name=metric.field)
+            part.channels = (channel,)
+        slot.parts.append(part)
+
+    def _bucket_channels(
+        self, labels: Mapping[str, str], mapped: MappedMetric, server: ServerChannels, part_name: tuple[str, ...]
+    ) -> tuple[int, ...]:
+        if mapped.part != "bucket" or "le" not in labels:
+            return ()
+        try:
+            bound = float(labels["le"]) * mapped.row.scale
+        except ValueError:
+            return ()
+        channel = self._world.registry.channel(self._key, server.row, mapped, (labels["le"], *part_name), held=True)
+        channels = server.buckets.setdefault(mapped.row.quantity, {}).setdefault(bound, [])
+        if channel not in channels:
+            channels.append(channel)
+        return (channel,)
+
+    def _kube(self, _series: Series, mapped: MappedMetric, slot: Slot) -> None:
+        slot.kube = mapped.row.field
+
+    def _node(self, labels: Mapping[str, str], exporter: ExporterMapping) -> str:
+        """Return the node: the target's own word, else a label that is no pod's name, else the address's host."""
+        if self._target.node:
+            return self._target.node
+        for name in ("node", "kubernetes_node", "nodename"):
+            said = self._target.labels.get(name) or labels.get(name)
+            if said:
+                return said
+        said = pick(labels, exporter.node)
+        if said and said != "localhost" and not _EXPORTER_POD.match(said):
+            return said
+        return urlsplit(self._target.url).hostname or said or "unknown"
+
+
+def _uuid(labels: Mapping[str, str], exporter: ExporterMapping, node: str) -> tuple[str, bool]:
+    """Return the card's identity and whether it is assumed from an index for want of a UUID."""
+    uuid = pick(labels, exporter.uuid)
+    if exporter.uuid_prefix and _BARE_UUID.match(uuid):
+        return exporter.uuid_prefix + uuid, False
+    if uuid and not _NO_UUID.match(uuid):
+        return uuid, False
+    index = pick(labels, exporter.index)
+    return (f"{node}/{index}", True) if index else ("", True)
+
+
+def _foreign_partition(labels: Mapping[str, str]) -> bool:
+    """Say whether it is an AMD partition other than the first: those repeat or zero the card's sensors."""
+    partition = labels.get("gpu_partition_id", "0")
+    return partition not in _NO_PARTITION and partition != "0"
+
+
+def _describe(card: Card, labels: Mapping[str, str], exporter: ExporterMapping) -> None:
+    model = pick(labels, exporter.model)
+    if model and not card.model:
+        card.model = model
+    index = pick(labels, exporter.index)
+    if index and not card.ordinal:
+        card.ordinal = index
+    for fact, label in (
+        ("driver_version", "DCGM_FI_DRIVER_VERSION"),
+        ("driver_version", "driver_version"),
+        ("pci_bus_id", "pci_bus_id"),
+        ("serial", "DCGM_FI_DEV_SERIAL"),
+    ):
+        if labels.get(label):
+            card.facts[fact] = labels[label]
+
+
+def _holder_names(labels: Mapping[str, str], exporter: ExporterMapping) -> tuple[str, str, str]:
+    """Return namespace, pod and container of the workload; empty where only the exporter itself is named."""
+    for name in exporter.pod:
+        if labels.get("exported_" + name):
+            return tuple(  # type: ignore[return-value]  # three names, three texts
+                next((labels["exported_" + n] for n in names if labels.get("exported_" + n)), "")
+                for names in (exporter.namespace, exporter.pod, exporter.container)
+            )
+    pod = next((labels[n] for n in exporter.pod if labels.get(n)), "")
+    container = next((labels[n] for n in exporter.container if labels.get(n)), "")
+    if exporter.subject == "device" and (container == "exporter" or _EXPORTER_POD.match(pod)):
+        return "", "", ""
+    namespace = next((labels[n] for n in exporter.namespace if labels.get(n)), "")
+    return namespace, pod, container
