@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import numpy.typing as npt
 
-from collector.batch import Batch, Event, Fact, Severity, Subject, make_rows
+from collector.batch import Batch, Event, Severity, Subject, make_rows
 from collector.schema import NOBODY
 from sample_data.cluster.counters import Increments
-from sample_data.cluster.quirks import Outages
+from sample_data.cluster.facts import FactTeller
+from sample_data.cluster.pods import SERVING_POOL
+from sample_data.cluster.quirks import Outages, flapping
 from sample_data.cluster.readings import BLANK, BOUND_BUCKET, GARBAGE, THROTTLE_POWER, THROTTLE_THERMAL, Instruments, Readings
 from sample_data.cluster.simulation import World
 from sample_data.cluster.spec import MIB, MIG_PROFILES, STEP_SECONDS
 
 FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
 
+_QUEUE_FIELDS = (
+    "quota_gpu_count", "allocated_gpu_count", "pending_count", "pending_gpu_count", "oldest_wait_seconds",
+    "wait_p50_seconds", "wait_p95_seconds", "admitted_count",
+)  # fmt: skip
 QUANTILES = {"latency_p50_seconds": 0.5, "latency_p99_seconds": 0.99, "latency_p999_seconds": 0.999}
 
 
@@ -30,10 +35,12 @@ class Frames:
         self._cards = Increments()
         self._slices = Increments()
         self._holder_pods: list[str] = [""] * len(world.holders)
-        self._facts: dict[tuple[Subject, str], str] = {}
+        self._facts = FactTeller(world)
         self._xid: dict[int, float] = {}
         self._lost: set[int] = set()
         spec = world.spec
+        self._card_mig = np.array([c.sharing == "mig" for c in spec.cards])
+        self._card_memory = np.array([c.hardware.memory_bytes for c in spec.cards], dtype=np.float64)
         self._mig = np.array([s.kind == "mig" for s in spec.slices])
         self._whole = np.array([s.kind == "whole" for s in spec.slices])
         self._vllm = np.array([s.app == "vllm" for s in spec.slices])
@@ -49,19 +56,33 @@ class Frames:
         batch = Batch()
         self._gpu_rows(readings, batch)
         self._slice_rows(readings, batch)
+        batch.facts = self._facts.changes()
         self._queue_rows(batch)
-        self._add_facts(batch)
         self._add_events(readings, batch)
         return batch
 
     # -- rows ------------------------------------------------------------------------------------------------------
+
+    def _seen(self, minute: int) -> BoolArray:
+        """Cards that their node's exporter shows."""
+        spec = self._world.spec
+        up = [not self._outages.node_down(card.node, minute) for card in spec.cards]
+        return self._world.card_alive & np.array(up)
+
+    def _server_up(self, minute: int) -> BoolArray:
+        """Slices whose pod's own page can be read."""
+        world = self._world
+        observation = world.observation
+        assert observation is not None  # noqa: S101 - readings follow a step
+        up = [not self._outages.server_down(i, minute) for i in range(len(world.holders))]
+        return observation.running & np.array(up)
 
     def _time_ms(self) -> int:
         return int(self._world.now.timestamp() * 1000)
 
     def _gpu_rows(self, r: Readings, batch: Batch) -> None:
         spec = self._world.spec
-        alive = np.flatnonzero(self._world.card_alive)
+        alive = np.flatnonzero(self._seen(r.minute))
         energy = self._cards.grow("energy", r.energy, r.minute)[0]
         replay = self._cards.grow("replay", r.pcie_replay, r.minute)[0]
         errors = {
@@ -94,7 +115,12 @@ class Frames:
             "throttle_power_ratio": np.where(known, (reasons & THROTTLE_POWER) > 0, np.nan),
             "throttle_thermal_ratio": np.where(known, (reasons & THROTTLE_THERMAL) > 0, np.nan),
             "pcie_replay_count": replay,
+            "throttle_brake_ratio": np.where(known, 0.0, np.nan),
+            "throttle_other_ratio": np.where(known, 0.0, np.nan),
+            "source_age_seconds": np.zeros(len(r.gpu_util)),
         }
+        for name, of_instances in self._instance_sums(r).items():
+            fields[name] = np.where(self._card_mig, of_instances, fields[name])
         fields |= {name: self._cards.grow(name, values, r.minute)[0] for name, values in errors.items()}
         batch.rows["gpu"] = make_rows(
             "gpu",
@@ -107,14 +133,31 @@ class Frames:
             {name: np.asarray(values, dtype=np.float64)[alive] for name, values in fields.items()},
         )
 
+    def _instance_sums(self, r: Readings) -> dict[str, FloatArray]:
+        """Return what a cut card shows: the sum over its instances, each by its share (NaN where one is missing)."""
+        parts = {
+            "engine_active_ratio": r.mig_engine * self._sm_share,
+            "sm_active_ratio": r.mig_sm * self._sm_share,
+            "sm_occupancy_ratio": r.mig_occupancy * self._sm_share,
+            "tensor_active_ratio": r.mig_tensor * self._sm_share,
+            "dram_active_ratio": r.mig_dram * self._memory_share,
+            "memory_used_bytes": r.mig_fb_used * MIB,
+        }
+        card, cards = self._world.card, len(self._world.spec.cards)
+        return {
+            name: np.bincount(card, weights=np.where(self._mig, values, 0.0), minlength=cards)
+            for name, values in parts.items()
+        }
+
     def _slice_rows(self, r: Readings, batch: Batch) -> None:
         world, spec = self._world, self._world.spec
         fresh = [i for i, h in enumerate(world.holders) if (h.pod if h else "") != self._holder_pods[i]]
         self._holder_pods = [h.pod if h else "" for h in world.holders]
         self._slices.forget(fresh)
         fields = self._slice_fields(r)
+        seen = self._seen(r.minute)
         index = np.array(
-            [i for i, s in enumerate(spec.slices) if world.card_alive[s.card] and (s.kind == "mig" or world.holders[i])]
+            [i for i, s in enumerate(spec.slices) if seen[s.card] and (s.kind == "mig" or world.holders[i])]
         )
         index = index.astype(np.int64)
         holders = [world.holders[i] for i in index]
@@ -146,7 +189,11 @@ class Frames:
         busy = np.where(np.isfinite(r.hami_util), np.minimum(r.hami_util / 100, 1.0), busy)
         fields = {
             "sm_quota_ratio": np.where(mig, share, np.where(whole, 1.0, r.hami_cores / 100)),
-            "memory_quota_bytes": np.where(mig, (r.mig_fb_used + r.mig_fb_free) * MIB, r.hami_memory_limit),
+            "memory_quota_bytes": np.where(
+                mig,
+                (r.mig_fb_used + r.mig_fb_free) * MIB,
+                np.where(whole, self._card_memory[card], np.where(np.isnan(r.hami_memory_limit), r.hami_promised, r.hami_memory_limit)),
+            ),
             "busy_ratio": busy,
             "engine_active_ratio": own(r.mig_engine, r.engine, share),
             "sm_active_ratio": own(r.mig_sm, r.sm_active, share),
@@ -155,16 +202,16 @@ class Frames:
             "dram_active_ratio": own(r.mig_dram, r.dram, self._memory_share),
             "memory_used_bytes": memory,
             "idle_seconds": r.hami_last_kernel,
+            "source_age_seconds": np.zeros(len(card)),
         }
         fields |= self._server_fields(r)
         steps, step_seconds = self._trainer_fields(r)
-        fields["steps_count"] = steps
+        fields["steps_count"] = np.where(self._online, fields["steps_count"], steps)
         fields["step_seconds"] = np.where(self._online, fields["step_seconds"], step_seconds)
         return fields
 
     def _server_fields(self, r: Readings) -> dict[str, FloatArray]:
-        running = self._world.observation.running if self._world.observation else np.zeros(len(self._online), dtype=bool)
-        serving = self._online & running
+        serving = self._online & self._server_up(r.minute)
         buckets = np.where(serving[:, None], r.buckets, np.nan)
         growth, took = self._slices.grow("buckets", buckets, r.minute)
         seconds = took[:, -1] * STEP_SECONDS
@@ -178,6 +225,7 @@ class Frames:
                 "requests_per_second": (requests + np.where(self._vllm, 0.0, failed)) / seconds,
                 "within_objective_per_second": growth[:, BOUND_BUCKET] / seconds,
                 "tokens_per_second": tokens / seconds,
+                "steps_count": units,
                 "step_seconds": np.where(units > 0, total / units, np.nan),
                 "queue_depth_count": np.where(serving, r.waiting, np.nan),
                 "kv_cache_used_ratio": np.where(serving, r.kv_cache, np.nan),
@@ -187,8 +235,7 @@ class Frames:
         return fields
 
     def _trainer_fields(self, r: Readings) -> tuple[FloatArray, FloatArray]:
-        running = self._world.observation.running if self._world.observation else np.zeros(len(self._online), dtype=bool)
-        training = self._world.trains & running
+        training = self._world.trains & self._server_up(r.minute)
         steps, _ = self._slices.grow("steps", np.where(training, r.steps, np.nan), r.minute)
         seconds, _ = self._slices.grow("step_seconds", np.where(training, r.step_seconds_sum, np.nan), r.minute)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -201,81 +248,33 @@ class Frames:
         waits = {t: [w for tenant, w in world.admitted if tenant == t] for t in tenants}
         ages = {t: [(world.minute - j.waiting_since) * 60.0 for j in pool.waiting[t]] for t in tenants}
         nan = float("nan")
-        columns = {
-            "quota_gpu_count": [pool.quota[t] for t in tenants],
-            "allocated_gpu_count": [pool.allocated(t) for t in tenants],
-            "pending_count": [len(pool.waiting[t]) for t in tenants],
-            "pending_gpu_count": [sum(cards[t]) for t in tenants],
-            "oldest_wait_seconds": [max(ages[t], default=0.0) for t in tenants],
-            "wait_p50_seconds": [nearest_rank(waits[t], 0.5) if waits[t] else nan for t in tenants],
-            "wait_p95_seconds": [nearest_rank(waits[t], 0.95) if waits[t] else nan for t in tenants],
-            "admitted_count": [len(waits[t]) for t in tenants],
-        }
+        rows = [
+            (
+                (spec.pool, t),
+                (
+                    pool.quota[t],
+                    pool.allocated(t),
+                    len(pool.waiting[t]),
+                    sum(cards[t]),
+                    max(ages[t], default=0.0),
+                    nearest_rank(waits[t], 0.5) if waits[t] else nan,
+                    nearest_rank(waits[t], 0.95) if waits[t] else nan,
+                    len(waits[t]),
+                ),
+            )
+            for t in tenants
+        ]
+        rows += [((SERVING_POOL, t), (nan, held, 0, 0, 0, nan, nan, 0)) for t, held in self._facts.serving.items()]
+        rows.sort(key=lambda row: row[0])
+        values = np.array([row[1] for row in rows], dtype=np.float64)
         batch.rows["queue"] = make_rows(
             "queue",
-            np.full(len(tenants), self._time_ms()),
-            {"cluster": [spec.name] * len(tenants), "pool": [spec.pool] * len(tenants), "tenant": tenants},
-            {name: np.asarray(values, dtype=np.float64) for name, values in columns.items()},
+            np.full(len(rows), self._time_ms()),
+            {"cluster": [spec.name] * len(rows), "pool": [r[0][0] for r in rows], "tenant": [r[0][1] for r in rows]},
+            dict(zip(_QUEUE_FIELDS, values.T, strict=True)),
         )
 
-    # -- facts and events ------------------------------------------------------------------------------------------
-
-    def _add_facts(self, batch: Batch) -> None:
-        current = dict(self._all_facts())
-        now = self._world.now
-        for key, value in current.items():
-            if self._facts.get(key) != value:
-                provenance = "declared" if key[0].kind == "workload" else "measured"
-                batch.facts.append(Fact(key[0], key[1], value, now, provenance))  # type: ignore[arg-type]  # literal
-        for key in self._facts.keys() - current.keys():
-            batch.facts.append(Fact(key[0], key[1], None, now))
-        self._facts = current
-
-    def _all_facts(self) -> list[tuple[tuple[Subject, str], str]]:
-        world, spec = self._world, self._world.spec
-        facts: list[tuple[tuple[Subject, str], str]] = []
-
-        def add(subject: Subject, **values: str) -> None:
-            facts.extend(((subject, name), value) for name, value in values.items())
-
-        add(Subject("cluster", spec.name), interval_seconds=str(STEP_SECONDS), simulated="true")
-        for c, card in enumerate(spec.cards):
-            if world.card_alive[c]:
-                add(
-                    Subject("gpu", spec.name, card.node, card.uuid),
-                    model=card.hardware.name,
-                    pci_bus_id=card.pci_bus_id,
-                    ordinal=str(card.index),
-                    mig=str(card.sharing == "mig").lower(),
-                    sm_count=str(card.hardware.sm_count),
-                    memory_total_bytes=str(card.hardware.memory_bytes),
-                )
-        classes = {s.name: ("online" if s.online else "offline") for s in spec.slices}
-        for i, s in enumerate(spec.slices):
-            holder = world.holders[i]
-            card = spec.cards[s.card]
-            if not world.card_alive[s.card] or (holder is None and s.kind != "mig"):
-                continue
-            subject = Subject("slice", spec.name, card.node, card.uuid, world.slice_id(i))
-            add(subject, kind=s.kind)
-            if s.profile:
-                add(subject, profile=s.profile)
-            if holder is not None:
-                add(
-                    subject,
-                    pod=f"{holder.namespace}/{holder.pod}",
-                    container=holder.container,
-                    service_class=classes.get(holder.workload, "offline"),
-                    tenant=holder.namespace,
-                    workload=holder.workload,
-                )
-        for service in spec.services:
-            add(
-                Subject("workload", spec.name, object=f"{service.tenant}/{service.name}"),
-                service_class="online",
-                objective=json.dumps(service.objective.model_dump()),
-            )
-        return facts
+    # -- events ----------------------------------------------------------------------------------------------------
 
     def _add_events(self, r: Readings, batch: Batch) -> None:
         world, spec = self._world, self._world.spec

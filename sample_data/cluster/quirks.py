@@ -7,7 +7,7 @@ from sample_data.cluster.streams import stream
 
 STALE_MINUTES = 6  # an exporter repeats a finished pod's name until the kubelet has forgotten it
 LAST_WORDS_MINUTES = 4  # a card off the bus still shows its XID for so long
-FLAP_MINUTES = 20  # a rotating card's own series carries one of its pods' names, another one after so long
+FLAP_EVERY, FLAP_MINUTES = 360, 3  # now and then a rotating card's own series carries one of its pods' names
 
 
 class Outages:
@@ -44,3 +44,9 @@ class Outages:
             first = int(rng.integers(60, MINUTES_PER_DAY - 60))
             spans.append((name, first, first + int(rng.integers(4, 9))))
         return tuple(spans)
+
+
+def flapping(spec: ClusterSpec, card: int, minute: int) -> bool:
+    """Whether a card's own series carries the name of one of its pods in a minute, so that nothing is its own."""
+    c = spec.cards[card]
+    return spec.quirks and c.sharing == "timeslice" and c.index == 1 and minute % FLAP_EVERY >= FLAP_EVERY - FLAP_MINUTES

@@ -30,6 +30,7 @@ THROTTLE_POWER = 0x4
 CLOCK_IDLE = 0x1
 
 _RESERVED_MIB = 640
+REMAP_WARNING_MINUTES = 90  # an uncorrectable error, XID 63 and a pending row remap come so long before a card is lost
 
 
 @dataclass(slots=True)
@@ -106,6 +107,7 @@ class Instruments:
         self._cluster = cluster
         self._rng = stream(spec.seed, "instruments")
         self._hist = np.zeros((n, len(BUCKETS)))
+        self._counts = np.zeros((n, len(BUCKETS)))  # whole requests, never falling from bucket to bucket
         self._latency_sum = np.zeros(n)
         self._failures = np.zeros(n)
         self._service_sum = np.zeros(n)
@@ -132,6 +134,7 @@ class Instruments:
         self._per_pod = np.array([s.kind in ("mps", "timeslice") for s in spec.slices])
         self._vllm = np.array([s.app == "vllm" for s in spec.slices])
         self._card_mig = np.array([c.sharing == "mig" for c in spec.cards])
+        self._card_shared = np.array([c.sharing in ("mps", "timeslice") for c in spec.cards])
         self._memory_mib = np.array([c.hardware.memory_bytes / MIB for c in spec.cards])
         self._has_memory_temperature = np.array([c.hardware.memory_temperature for c in spec.cards])
         self._sm_clock = np.array([c.hardware.sm_clock_megahertz for c in spec.cards], dtype=np.float64)
@@ -168,18 +171,20 @@ class Instruments:
                 fresh.add(i)
         if fresh:
             index = sorted(fresh)
-            for array in (self._hist, self._latency_sum, self._failures, self._service_sum, self._steps, self._step_seconds):
+            for array in (self._hist, self._counts, self._latency_sum, self._failures, self._service_sum, self._steps, self._step_seconds):
                 array[index] = 0.0
 
     def _count(self, o: Observation) -> None:
         shares = Sojourn(o.sojourn.mu[:, None], o.sojourn.sigma[:, None]).share_within(self.edges)
         shares[:, -1] = 1.0
-        before, steps_before = np.floor(self._hist[:, -1] + 1e-6), np.floor(self._steps + 1e-6)
+        steps_before = np.floor(self._steps + 1e-6)
         self._hist += o.finished[:, None] * shares
         self._hist[:, -1] += o.timed_out * self._vllm
         self._failures += o.timed_out
         self._steps += o.steps
-        requests = np.floor(self._hist[:, -1] + 1e-6) - before
+        more = np.maximum.accumulate(np.maximum(np.floor(self._hist + 1e-6) - self._counts, 0.0), axis=1)
+        self._counts += more
+        requests = more[:, -1]
         steps = np.floor(self._steps + 1e-6) - steps_before
         self._latency_sum += requests * o.sojourn.mean
         self._service_sum += np.where(requests > 0, requests * o.service_seconds, 0.0)
@@ -205,7 +210,7 @@ class Instruments:
         reasons = np.where(busy < 0.005, CLOCK_IDLE, reasons)
         thermals = cluster.thermals
         ecc, rows, dead_rows, pending = self._memory_errors()
-        counts = np.floor(self._hist + 1e-6)
+        counts = self._counts.copy()
         readings = Readings(
             minute=o.minute,
             gpu_util=np.round(busy * 100) * mig,
@@ -243,7 +248,7 @@ class Instruments:
             mig_fb_free=np.where(self._is_mig, np.floor(cluster.memory_quota / MIB) - np.maximum(memory, 14.0), np.nan),
             pod_util=np.where(self._per_pod & cluster.held, np.round(np.minimum(o.duty, 1.0) * 100), np.nan),
             pod_fb_used=np.where(self._per_pod & cluster.held, memory, np.nan),
-            hami_util=np.where(self._is_vgpu & o.running, np.round(np.minimum(o.duty, 1.0) * 100 * 1.02), np.nan),
+            hami_util=np.where(self._is_vgpu & o.running, np.round(np.minimum(o.duty, 1.0) * 100 * np.where(rng.random(n) < 0.05, 1.03, 1.0)), np.nan),
             hami_memory_used=np.where(self._is_vgpu & o.running, memory * MIB, np.nan),
             hami_memory_limit=np.where(self._is_vgpu & o.running, np.floor(cluster.memory_quota / MIB) * MIB, np.nan),
             hami_cores=np.where(self._is_vgpu & cluster.held, np.round(cluster.quota * 100), np.nan),
@@ -270,6 +275,8 @@ class Instruments:
         """Quirks that destroy values: lost samples, a blank and a garbage sample."""
         names = _DEVICE_FIELDS
         for name, lost in zip(names, self._rng.random((len(names), len(readings.gpu_util))) < MISSING_SHARE, strict=True):
+            if name in ("gpu_util", "fb_used"):
+                lost &= ~self._card_shared  # beside the pods' series of that name the device's own is always there
             if lost.any():
                 getattr(readings, name)[lost] = np.nan
         names = _SLICE_FIELDS
@@ -298,8 +305,8 @@ class Instruments:
                 before = card.fails_at_minute - minute
                 ecc[c] = max((600 - before) // 12, 0)
                 rows[c] = max((420 - before) // 70, 0)
-                dead[c] = float(before <= 90)
-                pending[c] = float(before <= 90)
+                dead[c] = float(before <= REMAP_WARNING_MINUTES)
+                pending[c] = float(before <= REMAP_WARNING_MINUTES)
         return ecc, rows, dead, pending
 
     def _xid(self) -> FloatArray:
@@ -309,7 +316,7 @@ class Instruments:
         for c, card in enumerate(self._cluster.spec.cards):
             if card.fails_at_minute is not None:
                 since = minute - card.fails_at_minute
-                xid[c] = 0.0 if since < -90 else 63.0 if since < 0 else 79.0 if since < 4 else np.nan
+                xid[c] = 0.0 if since < -REMAP_WARNING_MINUTES else 63.0 if since < 0 else 79.0 if since < 4 else np.nan
         return xid
 
 

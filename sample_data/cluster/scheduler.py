@@ -26,7 +26,7 @@ class Job:
 
     arrival: JobArrival
     work_sm_seconds: float  # solo work of the whole job; known once it has a seat
-    waiting_since: int
+    waiting_since: float  # minute, since the start of the simulation
     done_sm_seconds: float = 0.0
     seat: int = -1  # slice index while it runs
     started: int = -1
@@ -75,7 +75,7 @@ class Pool:
     def submit(self, arrivals: Sequence[JobArrival]) -> None:
         """Put new jobs at the end of their queues."""
         for arrival in arrivals:
-            self.waiting[arrival.tenant].append(Job(arrival, 0.0, arrival.minute, seed=self._seed))
+            self.waiting[arrival.tenant].append(Job(arrival, 0.0, arrival.minute + 0.5, seed=self._seed))
 
     def allocated(self, tenant: str) -> float:
         """Cards that a tenant's running jobs hold."""
@@ -108,7 +108,7 @@ class Pool:
         """Put a running job back at the head of its queue; its work since the last checkpoint is lost (all of it)."""
         job = self.running.pop(seat)
         self.discarded_sm_seconds += job.done_sm_seconds
-        job.seat, job.done_sm_seconds, job.waiting_since, job.runs = -1, 0.0, minute, job.runs + 1
+        job.seat, job.done_sm_seconds, job.waiting_since, job.runs = -1, 0.0, minute + 0.5, job.runs + 1
         self.waiting[job.arrival.tenant].insert(0, job)
         return job
 

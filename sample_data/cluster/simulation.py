@@ -32,7 +32,7 @@ class Holder:
     pod: str
     container: str
     workload: str
-    created_minute: int
+    created_minute: float
     started_minute: int
 
 
@@ -104,6 +104,7 @@ class World:
         self.holders: list[Holder | None] = [None if s.role == "seat" else _first_holder(s) for s in slices]
         self.restarted: set[int] = set()  # slices whose process came up anew in the last minute
         self.energy_joules = np.zeros(len(cards))
+        self.pods_version = 0  # grows whenever the list of pods, or one of them, changes
         self.finished_jobs: list[tuple[int, str, Job]] = []  # (minute, node, job) of the last hour: still listed
         self.killed: set[int] = set()  # slices whose process was once killed for want of memory
         self.admitted: list[tuple[str, float]] = []  # (tenant, wait seconds) in the last minute
@@ -218,6 +219,7 @@ class World:
             if card.fails_at_minute is None or self.minute != card.fails_at_minute:
                 continue
             self.card_alive[c] = False
+            self.pods_version += 1
             for i in np.flatnonzero(self.card == c):
                 s = self.spec.slices[i]
                 if s.role == "seat":
@@ -269,13 +271,17 @@ class World:
                 node = self.spec.cards[self.spec.slices[seat].card].node
                 self.finished_jobs.append((self.minute, node, self.pool.finish(seat)))
                 self.holders[seat] = None
+                self.pods_version += 1
+        before = len(self.finished_jobs)
         self.finished_jobs = [(m, n, j) for m, n, j in self.finished_jobs if m > self.minute - 60]
+        self.pods_version += before != len(self.finished_jobs)
         discarded, self.pool.discarded_sm_seconds = self.pool.discarded_sm_seconds, 0.0
         return done, discarded
 
     def _schedule(self, arrivals: tuple[JobArrival, ...]) -> None:
         self.pool.submit(arrivals)
         admission = self.pool.schedule(self.minute)
+        self.pods_version += bool(arrivals or admission.started or admission.evicted)
         self.admitted = []
         for job in admission.evicted:
             self._discard(job)
@@ -319,6 +325,7 @@ class World:
         for i in self.out_of_memory:
             self._grown[i] = 0.0
             self.killed.add(i)
+            self.pods_version += 1
             self.restart(i)
         return np.where(running, used, 0.0)
 

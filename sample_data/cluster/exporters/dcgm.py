@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 from sample_data.cluster.exporters.text import head, samples
-from sample_data.cluster.quirks import FLAP_MINUTES, LAST_WORDS_MINUTES, STALE_MINUTES
+from sample_data.cluster.quirks import LAST_WORDS_MINUTES, STALE_MINUTES, flapping
 from sample_data.cluster.readings import Readings
 from sample_data.cluster.simulation import Holder, World
 from sample_data.cluster.spec import CardSpec, SliceSpec
@@ -97,10 +97,7 @@ class DcgmExporter:
         return int(failed is not None and minute < failed + LAST_WORDS_MINUTES)
 
     def _flap(self, minute: int) -> int:
-        return minute // FLAP_MINUTES if self._world.spec.quirks and self._rotating() else 0
-
-    def _rotating(self) -> list[int]:
-        return [c for c in self._cards if self._world.spec.cards[c].sharing == "timeslice"]
+        return minute if any(flapping(self._world.spec, c, minute) for c in self._cards) else -1
 
     def _holders(self, minute: int) -> dict[int, Holder]:
         """Who the kubelet says holds each slice; for some minutes also who held it last."""
@@ -149,9 +146,7 @@ class DcgmExporter:
             ]
         if card.sharing in ("mps", "timeslice"):
             held = [i for i in mine if i in holders]
-            own = None
-            if card.sharing == "timeslice" and world.spec.quirks and held:
-                own = holders[held[(minute // FLAP_MINUTES + card.index) % len(held)]] if card.index == 1 else None
+            own = holders[held[minute % len(held)]] if held and flapping(world.spec, c, minute) else None
             series = [(self._labels(card, None, own), card_field, c)]
             for number, i in enumerate(held):
                 field = _PER_POD.get(name)
@@ -191,3 +186,8 @@ def _join(labels: dict[str, str]) -> str:
 def generation_of(sharing: str) -> str:
     """Return which exporter runs on a node whose cards are shared in this way."""
     return {"mig": "3.3", "vgpu": "4.6"}.get(sharing, "4.5")
+
+
+def driver_version(generation: str) -> str:
+    """Return the driver under an exporter of a generation."""
+    return _DRIVERS[generation]
