@@ -283,6 +283,26 @@ class StoreReaderConformance:
         assert store.latest("slice", at=at(2), lookback=MINUTE)["slice"].tolist() == ["b"]
         assert store.latest("slice", at=at(2), lookback=MINUTE, where={"slice": "a"}).empty
 
+    @pytest.mark.parametrize("span", [60, 2 * 2880])
+    def test_groups_by_holder_look_the_unknown_up_in_facts(
+        self, make_reader: Callable[[Sequence[Batch]], StoreReader], span: int
+    ) -> None:
+        rows = slice_rows([0, 1, 2, 3], ["a"] * 4, tenant=["unknown"] * 3 + ["x"], steps_count=[1, 2, 4, 8])
+        rows.facts = [
+            Fact(Subject("slice", "lab", "node-a", "GPU-1", "a"), "tenant", "late", at(1)),
+            Fact(Subject("slice", "lab", "node-a", "GPU-1", "a"), "tenant", "later", at(2)),
+            Fact(Subject("slice", "lab", "node-a", "GPU-1", "b"), "tenant", "other", at(0)),
+        ]
+        store = make_reader([rows])
+        frame = store.read("slice", window(0, span), fields=["steps_count"], by=["tenant"], aggregate="sum")
+        assert dict(zip(frame["tenant"], frame["steps_count"], strict=True)) == {
+            "unknown": 1, "late": 2, "later": 4, "x": 8,
+        }  # fmt: skip
+        where = {"tenant": "later"}
+        chosen = store.read("slice", window(0, span), fields=["steps_count"], where=where, every=HOUR, aggregate="sum")
+        assert chosen["steps_count"].tolist() == [4]
+        assert store.read("slice", window(0, span))["tenant"].tolist() == ["unknown"] * 3 + ["x"]
+
     def test_facts_are_spans(self, make_reader: Callable[[Sequence[Batch]], StoreReader]) -> None:
         who = Subject("slice", "lab", "node-a", "GPU-1", "a")
         store = make_reader(

@@ -206,13 +206,10 @@ class EmbeddedStore(RowReader):
         for _ in range(_ATTEMPTS):
             snapshot = self._snapshot(request.spec, request.start, request.end)
             hot = gather(request.spec, request.fields, snapshot.tables, [b.seq_min for b in snapshot.blobs])
-            statement, tier = query.statement(request, snapshot.pieces)
             try:
-                table = self._engine.run(statement, hot)
+                return self.run(self._engine, request, snapshot.pieces, hot)
             except duckdb.IOException as error:
                 failure = error
-                continue
-            return query.to_frame(table, request, tier)
         raise UnreachableError(
             f"cannot read the sealed files in {self._folder}: {failure}; restore them from a backup"
         ) from failure

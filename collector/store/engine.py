@@ -16,24 +16,26 @@ def _database() -> duckdb.DuckDBPyConnection:
 
 
 class Engine:
-    """A connection that runs statements over sealed files and a table `hot` that is handed over with each."""
+    """A connection that runs statements over sealed files and over tables that are handed over with each."""
 
     def __init__(self) -> None:
         self._connection = _database().cursor()
         self._lock = threading.Lock()
 
-    def run(self, statement: str, hot: pa.Table) -> pa.Table:
-        """Return the answer as an Arrow table.
+    def run(self, statement: str, **tables: pa.Table) -> pa.Table:
+        """Return the answer as an Arrow table; `tables` are known to the statement by their names.
 
         Raises:
             duckdb.IOException: a sealed file is gone.
         """
         with self._lock:
-            self._connection.register("hot", hot)
+            for name, table in tables.items():
+                self._connection.register(name, table)
             try:
                 return self._connection.sql(statement).to_arrow_table()
             finally:
-                self._connection.unregister("hot")
+                for name in tables:
+                    self._connection.unregister(name)
 
     def close(self) -> None:
         """Release the connection."""

@@ -80,8 +80,7 @@ class FrameStore(RowReader):
         tables = [self._rows[name]] if name in self._blobs else []
         hot = gather(request.spec, request.fields, tables, [1] * len(tables))
         pieces = query.Pieces((), self._blobs[name].ranges if tables else (), {})
-        statement, tier = query.statement(request, pieces)
-        return query.to_frame(self._engine.run(statement, hot), request, tier)
+        return self.run(self._engine, request, pieces, hot)
 
     def facts(self, window: Window | None = None, *, names: Sequence[str] | None = None) -> pd.DataFrame:
         """Return facts valid at some time in `window`; see `StoreReader.facts`."""
@@ -153,7 +152,9 @@ def _instants(name: str, times: pd.Series) -> pd.Series:
         else:
             stamps = pd.to_datetime(times.replace("", None), utc=True, format="ISO8601")
     except (TypeError, ValueError) as error:
-        raise InputRejectedError(f"{name} rows: column {times.name!r} is not ISO 8601: {error}") from None
+        raise InputRejectedError(
+            f"{name} rows: column {times.name!r} is not ISO 8601: {str(error).splitlines()[0]}"
+        ) from None
     return stamps.astype("datetime64[ms, UTC]")
 
 

@@ -177,7 +177,7 @@ class Maintainer:
         for day in range(first, last + 1):
             span = (day * DAY_MS, (day + 1) * DAY_MS)
             rows = query.merged_rows(spec, spec.field_names, (), span=span, where={}, clashes=pieces.clashes)
-            table = self._engine.run(query.select_sorted(spec, spec.field_names, rows), hot)
+            table = self._engine.run(query.select_sorted(spec, spec.field_names, rows), hot=hot)
             if table.num_rows:
                 written.append(self._write(spec, table))
         return written
@@ -190,7 +190,7 @@ class Maintainer:
         finer = table
         for tier, of_partials in ((MINUTE, False), (HOUR, True)):
             finer = self._engine.run(
-                query.downsample(spec, fields, STEP_MS[tier], of_partials=of_partials), finer
+                query.downsample(spec, fields, STEP_MS[tier], of_partials=of_partials), hot=finer
             ).rename_columns({"bucket": "t"})
             self._add_file(group, spec, tier, finer)
         return group
@@ -279,7 +279,7 @@ class Maintainer:
             days[segment.t_min // DAY_MS].append(segment)
         for at, parts in sorted(days.items()):
             if len(parts) >= (growing_files if at == newest else past_files) and day in (None, at):
-                table = self._engine.run(self._sorted_rows(spec, parts), gather(spec, spec.field_names, (), ()))
+                table = self._engine.run(self._sorted_rows(spec, parts), hot=gather(spec, spec.field_names, (), ()))
                 self._swap([self._write(spec, table)], owner, replaced=_with_tiers(parts, segments))
 
     def _sorted_rows(self, spec: Measurement, parts: Sequence[Segment]) -> str:
@@ -309,7 +309,7 @@ class Maintainer:
                 if segment.tier == RAW:
                     kept = self._engine.run(
                         query.select_kept(self._sorted_rows(spec, [segment]), spec, (start, end), where),
-                        gather(spec, spec.field_names, (), ()),
+                        hot=gather(spec, spec.field_names, (), ()),
                     )
                     if kept.num_rows < segment.rows:
                         count += segment.rows - kept.num_rows
@@ -331,7 +331,7 @@ class Maintainer:
         everything = (segment.t_min, segment.t_max + 1)
         (rows,) = query.scan([segment], spec, columns, everything, {}, with_seq=False)
         empty = gather(spec, spec.field_names, (), ())
-        kept = self._engine.run(query.select_kept(rows, spec, span, where), empty)
+        kept = self._engine.run(query.select_kept(rows, spec, span, where), hot=empty)
         group = _Written(spec.name, (segment.seq_min, segment.seq_max))
         if kept.num_rows:
             self._add_file(group, spec, segment.tier, kept)

@@ -20,7 +20,7 @@ import pandas as pd
 import pyarrow as pa
 
 from collector.protocols import Aggregate, Where
-from collector.schema import Kind, Measurement
+from collector.schema import UNKNOWN, Kind, Measurement
 from collector.store.catalogue import to_ms
 from collector.store.hot import measurement_of
 from collector.store.sealed import decode_sql
@@ -65,6 +65,11 @@ class Request:
     by: tuple[str, ...] | None
     every: int | None
     aggregates: Mapping[str, Aggregate]
+
+    @property
+    def names_holders(self) -> bool:
+        """Whether groups are made, or chosen, by tags that are no part of the key (tenant, workload)."""
+        return self.by is not None and not set(self.spec.extra_tags).isdisjoint((*self.by, *self.where))
 
     @property
     def from_tiers(self) -> bool:
@@ -215,7 +220,7 @@ def merged_rows(
     )
     rows = " UNION ALL ".join([*scan(segments, spec, fields, span, where), hot])
     if not clashes:
-        return _after_merge(rows, spec, where)
+        return rows
     carried = "".join(f', arg_min("{tag}", seq) AS "{tag}"' for tag in spec.extra_tags)
     values = "".join(f', arg_max("{name}", seq) AS "{name}"' for name in fields)
     key = _names(spec.key)
@@ -223,18 +228,12 @@ def merged_rows(
         f"SELECT t, {key}{carried}, max(seq) AS seq{values} FROM ({rows}) WHERE {_inside(clashes)} GROUP BY t, {key}"
     )
     if clashes[0][0] <= span[0] and clashes[0][1] >= span[1]:
-        return _after_merge(merged, spec, where)
-    return _after_merge(f"SELECT * FROM ({rows}) WHERE NOT {_inside(clashes)} UNION ALL {merged}", spec, where)
+        return merged
+    return f"SELECT * FROM ({rows}) WHERE NOT {_inside(clashes)} UNION ALL {merged}"
 
 
 def _one(name: str) -> str:
     return f'"{name}"'
-
-
-def _after_merge(rows: str, spec: Measurement, where: Mapping[str, tuple[str, ...]]) -> str:
-    # Tags beside the key are those of the first row, known only after the merge.
-    conditions = _filter(where, spec.extra_tags)
-    return f"SELECT * FROM ({rows}) WHERE {' AND '.join(conditions)}" if conditions else rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,17 +278,24 @@ def choose_tier(request: Request, floors: Mapping[str, int]) -> str:
     return left[-1] if left and gone(RAW) else RAW
 
 
-def statement(request: Request, pieces: Pieces) -> tuple[str, str]:
-    """Return the SQL that answers the request, and the tier that its buckets come from."""
+def statement(request: Request, pieces: Pieces, *, resolve: bool = False) -> tuple[str, str]:
+    """Return the SQL that answers the request, and the tier that its buckets come from.
+
+    With `resolve`, holders that are unknown are taken from the table `owner` as of each row's time. Only raw rows know
+    their time: tiers answer, with `unknown`, where those are gone.
+    """
     tier = choose_tier(request, pieces.floors)
+    if resolve and request.start >= pieces.floors.get(RAW, request.start):
+        rows = _after_merge(_with_owners(_rows_of(request, pieces, holders=False), request.spec), request)
+        return select_aggregate(request, rows), RAW
     if tier == RAW:
         rows = _rows_of(request, pieces)
         return (select_raw if request.by is None else select_aggregate)(request, rows), RAW
     return _select_partials(request, pieces, tier), tier
 
 
-def _rows_of(request: Request, pieces: Pieces) -> str:
-    return merged_rows(
+def _rows_of(request: Request, pieces: Pieces, *, holders: bool = True) -> str:
+    rows = merged_rows(
         request.spec,
         request.fields,
         pieces.of(RAW),
@@ -297,6 +303,35 @@ def _rows_of(request: Request, pieces: Pieces) -> str:
         where=request.where,
         clashes=pieces.clashes,
     )
+    # Tags beside the key are those of the first row, known only after the merge.
+    return _after_merge(rows, request) if holders else rows
+
+
+def _after_merge(rows: str, request: Request) -> str:
+    conditions = _filter(request.where, request.spec.extra_tags)
+    return f"SELECT * FROM ({rows}) WHERE {' AND '.join(conditions)}" if conditions else rows
+
+
+def _with_owners(rows: str, spec: Measurement) -> str:
+    joins, replaced = "", []
+    for tag in spec.extra_tags:
+        same = " AND ".join(f'r."{key}" = {tag}_of."{key}"' for key in spec.key)
+        joins += (
+            f' LEFT JOIN owner AS {tag}_of ON r."{tag}" = {_quote(UNKNOWN)} AND {tag}_of.name = {_quote(tag)}'
+            f" AND {same} AND r.t >= {tag}_of.t_from AND r.t < {tag}_of.t_to"
+        )
+        replaced.append(f'coalesce({tag}_of.value, r."{tag}") AS "{tag}"')
+    return f"SELECT r.* REPLACE ({', '.join(replaced)}) FROM ({rows}) AS r{joins}"
+
+
+def select_unresolved(request: Request, pieces: Pieces) -> str:
+    """Return the statement that gives a row where some row of the request has an unknown holder, else none."""
+    spec, span = request.spec, (request.start, request.end)
+    tier = choose_tier(request, pieces.floors)
+    hot = f"SELECT t, {_names(spec.tags)} FROM hot WHERE t >= {span[0]} AND t < {span[1]}"
+    rows = " UNION ALL ".join([*scan(pieces.of(tier), spec, (), span, request.where, with_seq=False), hot])
+    unknown = " OR ".join(f'"{tag}" = {_quote(UNKNOWN)}' for tag in spec.extra_tags)
+    return f"SELECT t FROM ({rows}) WHERE {unknown} LIMIT 1"
 
 
 def _raw_buckets(request: Request, pieces: Pieces) -> list[Range]:

@@ -7,11 +7,15 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 import pandas as pd
+import pyarrow as pa
 
 from collector.protocols import Aggregate, Where
 from collector.schema import MEASUREMENTS
+from collector.store import query
+from collector.store.catalogue import from_ms
+from collector.store.engine import Engine
 from collector.store.hot import measurement_of
-from collector.store.query import Request, make_request
+from collector.store.query import Pieces, Request, make_request
 from collector.window import Window
 
 
@@ -19,8 +23,21 @@ class RowReader(ABC):
     """Reads rows by checked requests."""
 
     @abstractmethod
+    def facts(self, window: Window | None = None, *, names: Sequence[str] | None = None) -> pd.DataFrame:
+        """Return facts valid at some time in `window`; see `StoreReader.facts`."""
+
+    @abstractmethod
     def answer(self, request: Request) -> pd.DataFrame:
         """Return the frame that a request asks for."""
+
+    def run(self, engine: Engine, request: Request, pieces: Pieces, hot: pa.Table) -> pd.DataFrame:
+        """Answer a request from its pieces; where it groups by holders, those still unknown are looked up in facts."""
+        owner: dict[str, pa.Table] = {}
+        if request.names_holders and engine.run(query.select_unresolved(request, pieces), hot=hot).num_rows:
+            window = Window(from_ms(request.start), from_ms(request.end))
+            owner["owner"] = _owners(self.facts(window, names=request.spec.extra_tags))
+        statement, tier = query.statement(request, pieces, resolve=bool(owner))
+        return query.to_frame(engine.run(statement, hot=hot, **owner), request, tier)
 
     def read(
         self,
@@ -60,3 +77,15 @@ class RowReader(ABC):
                 pairs = self.read(spec.name, window, fields=(), by=("cluster", "node"))
                 found.update(zip(pairs["cluster"], pairs["node"], strict=True))
         return sorted(found)
+
+
+def _owners(facts: pd.DataFrame) -> pa.Table:
+    """Return facts about slices as `cluster, node, gpu, slice, name, value, t_from, t_to` (ms; far away while open)."""
+    slices = facts[facts["kind"] == "slice"]
+    columns: dict[str, pa.Array] = {
+        name: pa.array(slices[name], pa.string()) for name in ("cluster", "node", "gpu", "slice", "name", "value")
+    }
+    columns["t_from"] = pa.array(slices["from"].astype("int64"))
+    ends = slices["to"].astype("int64").where(slices["to"].notna(), 2**62)
+    columns["t_to"] = pa.array(ends)
+    return pa.table(columns)

@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from collector.store.engine import Engine
 from collector.store.sealed import decode_sql, encode_column, find_exponent, write_sealed
 
-EMPTY = pa.table({"t": pa.array([], pa.int64())})
-
 
 def bits(values: np.ndarray) -> list[int]:
     """Bit patterns, with one pattern for every NaN."""
@@ -29,7 +27,7 @@ def back(folder: Path, values: list[float]) -> np.ndarray:
     exponents = write_sealed(path, table, ())
     engine = Engine()
     column = decode_sql("x", exponents)
-    found = engine.run(f"SELECT {column} FROM read_parquet('{path}') ORDER BY time", EMPTY)  # noqa: S608
+    found = engine.run(f"SELECT {column} FROM read_parquet('{path}') ORDER BY time")  # noqa: S608
     engine.close()
     return found.column("x").to_numpy()
 
