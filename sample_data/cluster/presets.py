@@ -54,9 +54,9 @@ def mixed(seed: int) -> ClusterSpec:
             JobClass("vgpu", 0.16, 0.0, (60.0, 120.0), 10 * GIB),
         ),
         queues=(
-            QueueSpec("vision", 0.5, 0.35),
-            QueueSpec("language", 0.75, 0.4),
-            QueueSpec("research", 0.75, 0.25),
+            QueueSpec("vision", 0.25, 0.35),
+            QueueSpec("language", 0.5, 0.4),
+            QueueSpec("research", 0.5, 0.25),
         ),
         planted=tuple(build.planted),
         decoys=tuple(build.decoys),

@@ -110,7 +110,7 @@ class World:
         self.admitted: list[tuple[str, float]] = []  # (tenant, wait seconds) in the last minute
         self.observation: Observation | None = None
         capacity = sum(c.hardware.sm_count for c in cards) * float(STEP_SECONDS)
-        self.truth = Truth(tuple(names), capacity)
+        self.truth = Truth(spec, tuple(names), capacity)
 
     @property
     def now(self) -> datetime:
@@ -190,7 +190,7 @@ class World:
             activity,
             slowing,
         )
-        self._remember(arrived, lost, within, steps, used, demand, wave, discarded)
+        self._remember(arrived, lost, within, steps, used, demand, wave, activity, discarded)
         self._schedule(day.jobs[column])
         self.minute += 1
 
@@ -338,6 +338,7 @@ class World:
         used: FloatArray,
         demand: FloatArray,
         wave: FloatArray,
+        activity: FloatArray,
         discarded: float,
     ) -> None:
         services = len(self.spec.services)
@@ -352,6 +353,8 @@ class World:
                 demand=np.where(online, demand, wave * self._width),
                 requests=requests,
                 within=inside,
+                activity=activity,
+                turn=np.where(self.kind == "timeslice", np.where(online, demand / self._width, wave), 0.0),
                 energy_joules=self.thermals.power * STEP_SECONDS,
                 waits_seconds=(),
                 lost_sm_seconds=discarded,

@@ -7,26 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from sample_data.cluster.pairs import Pair, true_pairs
+from sample_data.cluster.spec import ClusterSpec
+
 FloatArray = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """One ordered pair of slices on a card: what the suspect really does to the victim.
-
-    `effect` is the relative slow-down of the victim at the suspect's full swing (98 % against 2 % of its activity),
-    by counterfactual physics: everything else as it was.
-    """
-
-    node: str
-    gpu: str
-    kind: str
-    victim: str  # workload#ordinal
-    suspect: str
-    effect: float
-    planted: bool
-    decoy: str  # name of the decoy, or empty
-    channel: str  # the strongest channel
 
 
 @dataclass(slots=True)
@@ -38,6 +22,8 @@ class Minute:
     demand: FloatArray  # per slice: share of the card that it could have used, had it been alone
     requests: FloatArray  # per service
     within: FloatArray  # per service
+    activity: FloatArray  # per slice: how hard it pressed on its card, 0..1
+    turn: FloatArray  # per slice: share of the time that it wanted in a rotation (0: not in one)
     energy_joules: FloatArray  # per card
     waits_seconds: tuple[float, ...]  # of jobs admitted in the minute
     lost_sm_seconds: float  # to restarts and evictions
@@ -49,11 +35,17 @@ class Minute:
 class Truth:
     """All minutes so far."""
 
+    spec: ClusterSpec
     services: tuple[str, ...]
     capacity_sm_seconds: float  # of all cards, in one minute
     minutes: list[Minute] = field(default_factory=list)
     open_waits_seconds: list[float] = field(default_factory=list)  # of jobs that still wait, set as time passes
-    pairs: list[Pair] = field(default_factory=list)
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """Every ordered pair of slices on one card with its true effect in the run so far, planted or not."""
+        activity = np.stack([m.activity for m in self.minutes])
+        return true_pairs(self.spec, activity, np.stack([m.turn for m in self.minutes]))
 
     def useful_sm_seconds(self) -> FloatArray:
         """Useful SM-seconds of the fleet, a minute each."""
