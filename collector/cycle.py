@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.batch import Batch, Reject, Subject
+from collector.counters import Growth
 from collector.gpu_models import gpu_model
 from collector.join import SliceRow
 from collector.layout import FIELD_INDEX, FIELDS, GAUGE, INCREMENT, NOWHERE, RATE, Registry, Tables
-from collector.plugins import SourceContext
+from collector.report import Report
 from collector.slots import Card
 
 Floats = NDArray[np.float64]
@@ -92,12 +91,14 @@ class Numbers:
     def take(self, rows: Ints) -> Floats:
         """Return copies of some rows; NaN for the dust bin and for rows that came after this cycle's layout."""
         there = (rows != NOWHERE) & (rows < len(self.matrix))
-        return np.where(there[:, None], self.matrix[np.where(there, rows, NOWHERE)], np.nan)
+        taken = self.matrix[np.where(there, rows, NOWHERE)]
+        taken[~there] = np.nan
+        return taken
 
     def instance_memory(self, rows: Ints) -> Floats:
         """Return the whole memory of MIG instances in bytes: used, free and reserved together; NaN without them."""
         used, free, reserved = self.take(rows)[:, _MEMORY].T
-        return used + free + np.nan_to_num(reserved)
+        return np.asarray(used + free + np.nan_to_num(reserved))
 
 
 def lay_out(
@@ -180,7 +181,10 @@ def evaluate(plan: Plan, registry: Registry, raw: Floats, now_ms: int, interval_
     growth, seconds = np.full(registry.size, np.nan), np.full(registry.size, np.nan)
     fallen = np.empty(0, dtype=np.int64)
     if len(plan.counters):
-        fallen = _count(plan, registry, value, valid, result, growth, seconds, now_ms, interval_seconds)
+        channels = used[plan.counters]
+        grown = registry.counters.advance(table.counter[channels], _highest(plan, value, valid), now_ms)
+        growth[channels], seconds[channels], fallen = grown.increment, grown.seconds, channels[grown.fell]
+        result[plan.counters] = _scaled(grown, table, channels, 2 * interval_seconds + 1e-6)
     matrix = _cells(plan, result)
     return Numbers(matrix, growth, seconds, levels, invalid, fallen, dead)
 
@@ -226,35 +230,25 @@ def _bits(value: Floats, mask: Ints) -> Floats:
     return np.where(finite, np.where(mask < 0, brake, (word & mask) != 0), np.nan)
 
 
-def _count(
-    plan: Plan,
-    registry: Registry,
-    value: Floats,
-    valid: Bools,
-    result: Floats,
-    growth: Floats,
-    seconds: Floats,
-    now_ms: int,
-    interval_seconds: float,
-) -> Ints:
-    """Put the growth of counters into `result` (scaled) and into `growth` (raw); return channels that fell."""
-    table, used = plan.tables, plan.channels
-    highest = np.full(len(used), -np.inf)
+def _highest(plan: Plan, value: Floats, valid: Bools) -> Floats:
+    """Return the highest valid sample of each counter: its copies are read at slightly different instants."""
+    highest = np.full(len(plan.channels), -np.inf)
     good = plan.counter_samples & valid
     np.maximum.at(highest, plan.local[good], value[good])
     raw = highest[plan.counters]
     raw[np.isinf(raw)] = np.nan
-    channels = used[plan.counters]
-    grown = registry.counters.advance(table.counter[channels], raw, now_ms)
-    growth[channels], seconds[channels] = grown.increment, grown.seconds
+    return raw
+
+
+def _scaled(grown: Growth, table: Tables, channels: Ints, gap_seconds: float) -> Floats:
+    """Return increments and rates in base units; over a gap only counts of errors keep theirs."""
     scaled = grown.increment * table.scale[channels]
     kind = table.kind[channels]
     with np.errstate(invalid="ignore", divide="ignore"):
         scaled = np.where(kind == RATE, scaled / grown.seconds, scaled)
-    gap = grown.seconds > 2 * interval_seconds + 1e-6
+    gap = grown.seconds > gap_seconds
     scaled[gap & ~((kind == INCREMENT) & table.keep_over_gap[channels])] = np.nan
-    result[plan.counters] = scaled
-    return channels[grown.fell]
+    return scaled
 
 
 def _cells(plan: Plan, result: Floats) -> Floats:
@@ -271,9 +265,7 @@ def _cells(plan: Plan, result: Floats) -> Floats:
     return matrix
 
 
-def correct_cards(
-    numbers: Numbers, cards: Sequence[Card], registry: Registry, batch: Batch, context: SourceContext, now: datetime
-) -> None:
+def correct_cards(numbers: Numbers, cards: Sequence[Card], registry: Registry, report: Report) -> None:
     """Strike out what a card's own figures give the lie to, in `numbers`, and count it.
 
     Under MIG the card's busy time is unknown. Profiling counters that read 0 on a busy or hot card are stuck.
@@ -286,7 +278,7 @@ def correct_cards(
     cut = np.array([bool(card.instances) for card in cards])
     matrix[np.ix_(rows[cut], np.array([_BUSY, _MEMORY_BUSY]))] = np.nan
     silent = np.flatnonzero(matrix[rows, _ENGINE] == 0)
-    for n in silent:
+    for n in silent.tolist():
         card = cards[n]
         model = gpu_model(card.model) if card.model else None
         hot = model is not None and matrix[card.row, _POWER] > _POWER_SHARE * model.tdp_watts
@@ -295,15 +287,13 @@ def correct_cards(
         stuck = [card.row]
         stuck += [registry.row(("instance", card.uuid, gi, profile)) for gi, profile in card.instances.items()]
         stuck = [row for row in stuck if row < len(matrix)]
-        count = int((~np.isnan(matrix[np.ix_(stuck, _PROFILING)])).sum())
-        matrix[np.ix_(stuck, _PROFILING)] = np.nan
-        subject = Subject("gpu", context.cluster, card.node, card.uuid)
-        batch.rejects.append(Reject(subject, "engine_active_ratio", "prof_silent_zero", now, count))
+        cells = np.ix_(np.array(stuck), _PROFILING)
+        count = int((~np.isnan(matrix[cells])).sum())
+        matrix[cells] = np.nan
+        report.reject(report.card(card), "engine_active_ratio", "prof_silent_zero", count)
 
 
-def correct_shares(
-    numbers: Numbers, slices: Sequence[SliceRow], batch: Batch, context: SourceContext, now: datetime
-) -> None:
+def correct_shares(numbers: Numbers, slices: Sequence[SliceRow], report: Report) -> None:
     """Strike out a vGPU container's use where its last kernel or the card gives it the lie, and count it."""
     matrix = numbers.matrix
     by_card: dict[int, list[SliceRow]] = {}
@@ -321,5 +311,4 @@ def correct_shares(
             elif use == 0 and all_zero and since < _RECENT_KERNEL:
                 reason, matrix[share.base, _BUSY] = "zero_while_busy", np.nan
             if reason:
-                subject = Subject("slice", context.cluster, share.card.node, share.card.uuid, share.slice)
-                batch.rejects.append(Reject(subject, "busy_ratio", reason, now))
+                report.reject(report.share(share), "busy_ratio", reason)

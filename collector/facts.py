@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
+import numpy as np
 from pydantic import ValidationError
 
 from collector.batch import Event, Fact, Provenance, Reject, Severity, Subject
@@ -23,6 +24,14 @@ from collector.slots import Card, instance_share
 _MEMORY = [FIELD_INDEX[f"memory_{name}_bytes"] for name in ("used", "free", "reserved")]
 _VERSIONS = frozenset(("driver_version", "exporter_version"))
 _CONVERTED = ("engine_active_ratio", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio")
+
+
+def declared(tenant: str, workload: str, context: SourceContext, notes: Mapping[str, str]) -> ResolvedWorkload:
+    """Return what is promised of a workload; annotations that make no valid promise count as none."""
+    try:
+        return resolve_workload(tenant, workload, context.declarations, dict(notes))
+    except ValidationError:
+        return resolve_workload(tenant, workload, context.declarations)
 
 
 class FactBook:
@@ -85,13 +94,7 @@ class FactBook:
         known = self._declared.get((tenant, workload))
         if known is not None and (known[0] == tuple(sorted(notes.items())) or not notes):
             return known[1]
-        return self._declare(tenant, workload, notes)
-
-    def _declare(self, tenant: str, workload: str, notes: dict[str, str]) -> ResolvedWorkload:
-        try:
-            resolved = resolve_workload(tenant, workload, self._context.declarations, notes)
-        except ValidationError:
-            resolved = resolve_workload(tenant, workload, self._context.declarations)
+        resolved = declared(tenant, workload, self._context, notes)
         self._declared[tenant, workload] = (tuple(sorted(notes.items())), resolved)
         return resolved
 
@@ -142,31 +145,37 @@ def describe_cards(book: FactBook, cards: Sequence[Card], numbers: Numbers, now:
         if context.simulated:
             book.tell(cluster, "simulated", "true", now)
     for card in cards:
+        _learn_memory(book, card, numbers)
         subject = book.card_subject(card)
-        model = gpu_model(card.model) if card.model else None
-        if card.model:
-            book.tell(subject, "model", card.model, now)
-        if card.ordinal:
-            book.tell(subject, "ordinal", card.ordinal, now)
-        if card.assumed:
-            book.tell(subject, "identity", "assumed", now)
-        if model is not None:
-            book.tell(subject, "sm_count", str(model.sm_count), now)
-        cut = bool(card.instances) or card.facts.get("mig") == "1"
-        book.tell(subject, "mig", "enabled" if cut else "disabled", now)
-        for name, value in card.facts.items():
-            if name == "memory_total_bytes":
-                book.learn_memory(card, float(value))
-            elif name != "mig":
-                book.tell(subject, name, value, now)
-        if not book.knows_memory(card) and not card.instances:
-            used, free, reserved = numbers.matrix[card.row, _MEMORY]
-            if not math.isnan(used + free + reserved):
-                book.learn_memory(card, float(used + free + reserved))
+        for name, value in _card_facts(card).items():
+            book.tell(subject, name, value, now)
         total = book.memory_of(card)
         if not math.isnan(total):
-            measured = book.knows_memory(card)
-            book.tell(subject, "memory_total_bytes", f"{total:.0f}", now, "measured" if measured else "estimated")
+            origin: Provenance = "measured" if book.knows_memory(card) else "estimated"
+            book.tell(subject, "memory_total_bytes", f"{total:.0f}", now, origin)
+
+
+def _card_facts(card: Card) -> dict[str, str]:
+    model = gpu_model(card.model) if card.model else None
+    cut = bool(card.instances) or card.facts.get("mig") == "1"
+    facts = {name: value for name, value in card.facts.items() if name != "memory_total_bytes"}
+    facts["mig"] = "enabled" if cut else "disabled"
+    if card.assumed:
+        facts["identity"] = "assumed"
+    if model is not None:
+        facts["sm_count"] = str(model.sm_count)
+    described = {"model": card.model, "ordinal": card.ordinal}
+    return facts | {name: value for name, value in described.items() if value}
+
+
+def _learn_memory(book: FactBook, card: Card, numbers: Numbers) -> None:
+    """Take a card's memory as it says itself, else as what is used, free and reserved; of a cut card neither adds up."""
+    if "memory_total_bytes" in card.facts:
+        book.learn_memory(card, float(card.facts["memory_total_bytes"]))
+    elif not book.knows_memory(card) and not card.instances:
+        total = float(numbers.take(np.array([card.row]))[0, _MEMORY].sum())
+        if not math.isnan(total):
+            book.learn_memory(card, total)
 
 
 def describe_slices(book: FactBook, slices: Sequence[SliceRow], kube: KubeState | None, now: datetime) -> None:

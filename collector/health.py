@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 import numpy as np
 
-from collector.batch import Batch, Event, Reject, Severity, Subject
+from collector.batch import Severity, Subject
 from collector.cycle import Numbers
 from collector.exposition import Exposition
 from collector.kube import KubeState
 from collector.layout import FIELD_INDEX
 from collector.plugins import SourceContext
+from collector.report import Report
 from collector.settings import TargetSettings
 from collector.slots import Card, Holder, XidReading, target_key
 from collector.targets import Arrangement
@@ -60,29 +60,29 @@ class TargetWatch:
         self._context = context
         self._targets: dict[str, _TargetMemory] = {}
 
-    def observe(self, now: datetime, target: TargetSettings, body: Exposition | None, error: str, batch: Batch) -> bool:
+    def observe(self, target: TargetSettings, body: Exposition | None, error: str, report: Report) -> bool:
         """Note whether a target answered with an exposition; events tell of a change. Returns whether it did."""
-        subject = self._subject(target)
+        subject = report.target(target)
         memory = self._targets.setdefault(target_key(target), _TargetMemory())
         reason = error
         if body is not None and not reason:
             counts: dict[str, int] = {}
             for reject in body.rejects:
                 counts[reject.reason] = counts.get(reject.reason, 0) + 1
-            batch.rejects += [Reject(subject, "", text, now, count) for text, count in counts.items()]
+            report.reject_all(subject, counts)
             if not body.series and not body.metadata:
                 reason = body.rejects[0].reason if body.rejects else "the answer is empty"
                 if not body.rejects:
-                    batch.rejects.append(Reject(subject, "", "empty body", now))
+                    report.reject(subject, "", "empty body")
         up = not reason
         if memory.up is not False and not up:
-            batch.events.append(Event(subject, "target_down", Severity.ERROR, f"{target.url}: {reason}", now))
+            report.event(subject, "target_down", Severity.ERROR, f"{target.url}: {reason}")
         if memory.up is False and up:
-            batch.events.append(Event(subject, "target_up", Severity.INFO, f"{target.url} answers again", now))
+            report.event(subject, "target_up", Severity.INFO, f"{target.url} answers again")
         memory.up = up
         return up
 
-    def same_machine(self, now: datetime, target: TargetSettings, layout: Arrangement, batch: Batch) -> bool:
+    def same_machine(self, target: TargetSettings, layout: Arrangement, report: Report) -> bool:
         """Say whether the answers come from one machine; an address that leads to a random one is refused."""
         memory = self._targets[target_key(target)]
         moved = (
@@ -95,21 +95,20 @@ class TargetWatch:
             memory.hostnames, memory.uuids = layout.hostnames, layout.uuids
         if memory.moves < _MACHINES:
             return True
-        batch.rejects.append(
-            Reject(self._subject(target), "", "several machines behind one address", now, max(len(layout.samples), 1))
-        )
+        count = max(len(layout.samples), 1)
+        report.reject(report.target(target), "", "several machines behind one address", count)
         return False
 
-    def clock(self, now: datetime, target: TargetSettings, body: Exposition, batch: Batch) -> None:
+    def clock(self, target: TargetSettings, body: Exposition, report: Report) -> None:
         """Tell, once, of a target whose explicit timestamps are more than an interval off."""
         memory = self._targets[target_key(target)]
         skewed = False
         if body.stamps_ms:
-            offset = float(np.median(list(body.stamps_ms.values()))) / 1000.0 - now.timestamp()
+            offset = float(np.median(list(body.stamps_ms.values()))) / 1000.0 - report.now.timestamp()
             skewed = abs(offset) > 2 * self._context.interval_seconds
             if skewed and not memory.skewed:
                 message = f"{target.url}: its timestamps are {offset:+.0f} s from the collector's clock"
-                batch.events.append(Event(self._subject(target), "clock_skew", Severity.WARNING, message, now))
+                report.event(report.target(target), "clock_skew", Severity.WARNING, message)
         memory.skewed = skewed
 
     def to_json(self) -> dict[str, Any]:
@@ -120,9 +119,6 @@ class TargetWatch:
         """Go on from `to_json`."""
         for key, up in state.items():
             self._targets[key] = _TargetMemory(up=up)
-
-    def _subject(self, target: TargetSettings) -> Subject:
-        return Subject("node", self._context.cluster, target.node, object=target.url)
 
 
 @dataclass(slots=True)
@@ -148,20 +144,18 @@ class CardWatch:
 
     def observe(
         self,
-        now: datetime,
         cards: Sequence[Card],
         numbers: Numbers,
         targets: Mapping[str, tuple[frozenset[str], float]],
-        batch: Batch,
+        report: Report,
     ) -> dict[str, float]:
         """Note the present cards and return the age of what is said of each, in seconds; strike out frozen values.
 
         Args:
-            now: the cycle's instant.
             cards: cards with samples.
             numbers: the cycle's numbers; values of a frozen card become NaN.
             targets: a target that answered -> the cards it shows, and the age of its values.
-            batch: takes the events and rejects.
+            report: takes the events and rejects.
         """
         self._poll += 1
         self.changed = False
@@ -170,7 +164,7 @@ class CardWatch:
             for uuid in uuids:
                 memory = self._cards.get(uuid)
                 if memory is None or memory.missing or memory.lost:
-                    memory = self._seen(now, uuid, key, batch)
+                    memory = self._seen(uuid, key, report)
                 ages[uuid] = max(ages.get(uuid, 0.0), age)
         for card in cards:
             self._cards[card.uuid].node = card.node
@@ -179,10 +173,9 @@ class CardWatch:
                 row = numbers.matrix[card.row]
                 count = int((~np.isnan(row)).sum())
                 row[:] = np.nan
-                subject = Subject("gpu", self._context.cluster, card.node, card.uuid)
-                batch.rejects.append(Reject(subject, "", "stale", now, count))
+                report.reject(report.card(card), "", "stale", count)
                 ages[card.uuid] = ages.get(card.uuid, 0.0) + still * self._context.interval_seconds
-        self._missing(now, targets, batch)
+        self._missing(targets, report)
         return ages
 
     def flapping(self, holders: Sequence[Holder], kube: KubeState | None) -> frozenset[str]:
@@ -215,18 +208,18 @@ class CardWatch:
         for uuid, (target, node, lost) in state.items():
             self._cards[uuid] = _CardMemory(target, node, lost=lost)
 
-    def _seen(self, now: datetime, uuid: str, target: str, batch: Batch) -> _CardMemory:
+    def _seen(self, uuid: str, target: str, report: Report) -> _CardMemory:
         memory = self._cards.get(uuid)
         if memory is None:
             memory = self._cards[uuid] = _CardMemory(target, "")
             self.changed = True
         if memory.lost:
-            subject = Subject("gpu", self._context.cluster, memory.node, uuid)
-            batch.events.append(Event(subject, "card_returned", Severity.INFO, f"{uuid} has samples again", now))
+            subject = Subject("gpu", report.cluster, memory.node, uuid)
+            report.event(subject, "card_returned", Severity.INFO, f"{uuid} has samples again")
         memory.target, memory.missing, memory.lost = target, 0, False
         return memory
 
-    def _missing(self, now: datetime, targets: Mapping[str, tuple[frozenset[str], float]], batch: Batch) -> None:
+    def _missing(self, targets: Mapping[str, tuple[frozenset[str], float]], report: Report) -> None:
         """Tell of cards without samples although their target answers."""
         for uuid, memory in self._cards.items():
             answer = targets.get(memory.target)
@@ -237,9 +230,9 @@ class CardWatch:
             memory.missing += 1
             if memory.missing >= _LOST_AFTER:
                 memory.lost = True
-                subject = Subject("gpu", self._context.cluster, memory.node, uuid)
+                subject = Subject("gpu", report.cluster, memory.node, uuid)
                 message = f"{uuid} has no samples although its target answers: lost, or replaced"
-                batch.events.append(Event(subject, "card_lost", Severity.CRITICAL, message, now))
+                report.event(subject, "card_lost", Severity.CRITICAL, message)
 
     def _still(self, card: Card, numbers: Numbers) -> int:
         """Return for how many polls nothing that must move has moved: energy, or power, clock and heat under load."""
@@ -258,14 +251,11 @@ class CardWatch:
 class XidWatch:
     """XIDs become events: the last code on change, counts on growth."""
 
-    def __init__(self, context: SourceContext) -> None:
-        self._context = context
+    def __init__(self) -> None:
         self._last: dict[str, float] = {}
 
-    def observe(
-        self, now: datetime, readings: Sequence[tuple[XidReading, float]], cards: Mapping[str, Card]
-    ) -> list[Event]:
-        """Return an event for each new XID; one that all instances of a card show is the card's."""
+    def observe(self, readings: Sequence[tuple[XidReading, float]], cards: Mapping[str, Card], report: Report) -> None:
+        """Tell an event for each new XID; one that all instances of a card show is the card's."""
         fresh: dict[tuple[str, int], dict[str, tuple[str, int]]] = {}
         for reading, value in readings:
             if not math.isfinite(value) or value < 0 or value > 1e6:
@@ -287,7 +277,15 @@ class XidWatch:
                     reading.text or (known[0] if known else ""),
                     max(times, known[1] if known else 0),
                 )
-        return [self._event(now, uuid, code, said, cards.get(uuid)) for (uuid, code), said in fresh.items()]
+        for (uuid, code), said in fresh.items():
+            card = cards.get(uuid)
+            node = card.node if card else ""
+            subject = Subject("gpu", report.cluster, node, uuid)
+            if len(said) == 1 and next(iter(said)):
+                subject = Subject("slice", report.cluster, node, uuid, f"gi{next(iter(said))}")
+            text, times = next(iter(said.values()))
+            message = f"XID {code}: {text or 'see the driver log'}" + (f" ({times} times)" if times > 1 else "")
+            report.event(subject, "xid", xid_severity(code), message)
 
     def to_json(self) -> dict[str, float]:
         """Return what a later start needs."""
@@ -296,16 +294,3 @@ class XidWatch:
     def load_json(self, state: Mapping[str, float]) -> None:
         """Go on from `to_json`."""
         self._last.update({key: float(value) for key, value in state.items()})
-
-    def _event(
-        self, now: datetime, uuid: str, code: int, said: Mapping[str, tuple[str, int]], card: Card | None
-    ) -> Event:
-        node = card.node if card else ""
-        instances = [instance for instance in said if instance]
-        if len(said) == 1 and len(instances) == 1:
-            subject = Subject("slice", self._context.cluster, node, uuid, f"gi{instances[0]}")
-        else:
-            subject = Subject("gpu", self._context.cluster, node, uuid)
-        text, times = next(iter(said.values()))
-        message = f"XID {code}: {text or 'see the driver log'}" + (f" ({times} times)" if times > 1 else "")
-        return Event(subject, "xid", xid_severity(code), message, now)

@@ -1,8 +1,8 @@
 """Who holds what: from exporters' words about holders to slices with kind, tenant and workload.
 
 Pure: given the cards, what each exporter says of holders, and what Kubernetes says of pods, it returns the slices. Rows
-of slices are put together from up to three rows of numbers: the base (instance, container on a card, or the whole card),
-an allocation, and a server.
+of slices are put together from up to three rows of numbers: the base (an instance, a container on a card, or the whole
+card), an allocation, and a server.
 """
 
 from __future__ import annotations
@@ -49,6 +49,30 @@ class SliceRow:
         return f"{self.namespace}/{self.pod}" if self.pod else ""
 
 
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """What the join goes by.
+
+    cards: the cards that are there.
+    holders: what exporters say.
+    instance_rows: (uuid, GPU instance) -> row, for the MIG instances that are there.
+    servers: application servers that were read.
+    kube: what Kubernetes says; None where nothing of it is collected.
+    context: the configuration that resolves tenants.
+    holders_known: cards whose exporter names holders at all: without a name they are held by nobody.
+    flapping: cards whose only holder's name changes to and fro: the name is one of several, hence unknown.
+    """
+
+    cards: Sequence[Card]
+    holders: Sequence[Holder]
+    instance_rows: Mapping[tuple[str, str], int]
+    servers: Sequence[ServerChannels]
+    kube: KubeState | None
+    context: SourceContext
+    holders_known: frozenset[str] = frozenset()
+    flapping: frozenset[str] = frozenset()
+
+
 @dataclass(slots=True)
 class Join:
     """All slices, and servers whose pod holds none that is known."""
@@ -74,45 +98,25 @@ def owner_of(namespace: str, pod: str, kube: KubeState | None, context: SourceCo
     return tenant_of(namespace, context) or UNKNOWN, state.workload(namespace, pod) or UNKNOWN, waiting
 
 
-def join_slices(
-    cards: Sequence[Card],
-    holders: Sequence[Holder],
-    instance_rows: Mapping[tuple[str, str], int],
-    servers: Sequence[ServerChannels],
-    kube: KubeState | None,
-    context: SourceContext,
-    *,
-    holders_known: frozenset[str],
-    flapping: frozenset[str] = frozenset(),
-) -> Join:
-    """Return all slices of the present cards.
-
-    Args:
-        cards: the cards that are there.
-        holders: what exporters say.
-        instance_rows: (uuid, GPU instance) -> row, for the MIG instances that are there.
-        servers: application servers that were read.
-        kube: what Kubernetes says; None where nothing of it is collected.
-        context: the configuration that resolves tenants.
-        holders_known: cards whose exporter names holders at all: without a name they are held by nobody.
-        flapping: cards whose only holder's name changes to and fro: the name is one of several, hence unknown.
-    """
+def join_slices(claims: Claims) -> Join:
+    """Return all slices of the cards that are there."""
+    kube = claims.kube
     by_card: dict[str, list[Holder]] = {}
-    for said_holder in holders:
+    for said_holder in claims.holders:
         holder = said_holder if said_holder.namespace or kube is None else _with_namespace(said_holder, kube)
         pod = kube.pods.get(f"{holder.namespace}/{holder.pod}") if kube else None
         if pod is None or not pod.ended:
             by_card.setdefault(holder.uuid, []).append(holder)
     instances: dict[str, list[str]] = {}
-    for uuid, instance in instance_rows:
+    for uuid, instance in claims.instance_rows:
         instances.setdefault(uuid, []).append(instance)
-    places = _places(cards, by_card)
+    places = _places(claims.cards, by_card)
     slices: list[SliceRow] = []
-    for card in cards:
+    for card in claims.cards:
         said = by_card.get(card.uuid, [])
         if card.uuid in instances:
             slices += [
-                _instance(card, instance, instance_rows[card.uuid, instance], said, kube, context, holders_known)
+                _instance(card, instance, said, claims)
                 for instance in sorted(instances[card.uuid], key=lambda text: (len(text), text))
             ]
             continue
@@ -120,22 +124,22 @@ def join_slices(
             continue  # cut into instances that no exporter shows: no row pretends to be the whole card
         layered = [holder for holder in said if holder.origin in ("container", "allocation")]
         if layered:
-            slices += _shares(card, layered, "vgpu", places, kube, context)
+            slices += _shares(card, layered, "vgpu", places, claims)
             continue
         pods = {(holder.namespace, holder.pod) for holder in said}
         strategy = kube.sharing_strategy(card.node) if kube else ""
         shared = len(pods) > 1 or any(holder.shared for holder in said)
         if shared:
             kind = "mps" if strategy == "mps" else "timeslice"
-            shares = _shares(card, said, kind, places, kube, context)
+            shares = _shares(card, said, kind, places, claims)
             for share in shares:
                 share.estimated_kind = not strategy
             slices += shares
         elif strategy in ("mps", "time-slicing"):
             continue  # the one name is one of several that the exporter does not tell apart
         else:
-            slices += _whole(card, said, kube, context, holders_known, flapping)
-    homeless = _seat_servers(slices, servers)
+            slices += _whole(card, said, claims)
+    homeless = _seat_servers(slices, claims.servers)
     return Join(slices, homeless)
 
 
@@ -145,41 +149,27 @@ def _with_namespace(holder: Holder, kube: KubeState) -> Holder:
     return replace(holder, namespace=namespaces[0]) if len(namespaces) == 1 else holder
 
 
-def _instance(
-    card: Card,
-    instance: str,
-    row: int,
-    said: Sequence[Holder],
-    kube: KubeState | None,
-    context: SourceContext,
-    holders_known: frozenset[str],
-) -> SliceRow:
+def _instance(card: Card, instance: str, said: Sequence[Holder], claims: Claims) -> SliceRow:
+    row = claims.instance_rows[card.uuid, instance]
     mine = [holder for holder in said if holder.instance == instance]
     result = SliceRow(card, f"gi{instance}", "mig", NOBODY, NOBODY, base=row, instance=instance)
     result.profile = card.instances.get(instance, "")
     pods = {(holder.namespace, holder.pod) for holder in mine}
     if len(pods) == 1:
-        _give(result, mine[0], kube, context)
-    elif pods or card.uuid not in holders_known:
+        _give(result, mine[0], claims)
+    elif pods or card.uuid not in claims.holders_known:
         result.tenant = result.workload = UNKNOWN
     return result
 
 
-def _whole(
-    card: Card,
-    said: Sequence[Holder],
-    kube: KubeState | None,
-    context: SourceContext,
-    holders_known: frozenset[str],
-    flapping: frozenset[str],
-) -> list[SliceRow]:
+def _whole(card: Card, said: Sequence[Holder], claims: Claims) -> list[SliceRow]:
     result = SliceRow(card, "whole", "whole", UNKNOWN, UNKNOWN, base=card.row)
-    if card.uuid in flapping:
+    if card.uuid in claims.flapping:
         return [result]
     if said:
-        _give(result, said[0], kube, context)
+        _give(result, said[0], claims)
         return [result]
-    return [] if card.uuid in holders_known else [result]
+    return [] if card.uuid in claims.holders_known else [result]
 
 
 def _shares(
@@ -187,19 +177,18 @@ def _shares(
     said: Sequence[Holder],
     kind: str,
     places: Mapping[tuple[str, str, str, str], int],
-    kube: KubeState | None,
-    context: SourceContext,
+    claims: Claims,
 ) -> list[SliceRow]:
     found: dict[tuple[str, str, str], SliceRow] = {}
     for holder in sorted(said, key=lambda holder: holder.origin == "allocation"):
-        container = _container_name(holder, found, kube)
+        container = _container_name(holder, found, claims.kube)
         key = (holder.namespace, holder.pod, container)
         share = found.get(key)
         if share is None:
             place = int(holder.place) if holder.place.isdigit() else places.get((*key, card.uuid), 0)
             name = f"{holder.namespace or UNKNOWN}/{holder.pod}/{container}/{place}"
             share = found[key] = SliceRow(card, name, kind, UNKNOWN, UNKNOWN, place=place)
-            _give(share, holder, kube, context)
+            _give(share, holder, claims)
             share.container = container
         if holder.origin == "allocation":
             share.allocations.append(holder.row)
@@ -221,7 +210,8 @@ def _container_name(holder: Holder, found: Mapping[tuple[str, str, str], SliceRo
     return holder.container or UNKNOWN
 
 
-def _give(share: SliceRow, holder: Holder, kube: KubeState | None, context: SourceContext) -> None:
+def _give(share: SliceRow, holder: Holder, claims: Claims) -> None:
+    kube, context = claims.kube, claims.context
     share.namespace, share.pod, share.container = holder.namespace, holder.pod, holder.container
     share.tenant, share.workload, share.waiting = owner_of(holder.namespace, holder.pod, kube, context)
     pod = kube.pods.get(share.pod_key) if kube else None

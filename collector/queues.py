@@ -12,8 +12,8 @@ import orjson
 import pyarrow as pa
 
 from collector.batch import Event, Fact, Severity, Subject, make_rows
-from collector.declarations import resolve_workload
-from collector.join import owner_of
+from collector.facts import declared
+from collector.join import owner_of, tenant_of
 from collector.kube import KubeState, Pod, is_gpu_resource, mig_profile
 from collector.plugins import SourceContext
 
@@ -71,44 +71,28 @@ def read_queues(
 
     A pod waits from its creation until it is bound to a node; its wait counts in the interval in which that happens.
     """
-    seconds = now.timestamp()
-    facts: list[Fact] = []
-    events: list[Event] = []
-    queues: dict[tuple[str, str], _Queue] = {}
-    present: set[str] = set()
+    reading = _Reading(kube, book, context, now)
     for namespace, quota in kube.gpu_quota.items():
-        tenant = owner_of(namespace, "", None, context)[0]
-        queue = queues.setdefault(("default", tenant), _Queue())
+        queue = reading.queue("default", tenant_of(namespace, context))
         queue.quota = quota if math.isnan(queue.quota) else queue.quota + quota
+    present: set[str] = set()
     for key, pod in kube.pods.items():
         if not pod.wants_gpu:
             continue
-        request = gpu_request(pod)
-        tenant, workload, _ = owner_of(pod.namespace, pod.name, kube, context)
-        queue = queues.setdefault((pod.pool, tenant), _Queue())
-        created = seconds if pod.created is None else pod.created
+        reading.out_of_memory(key, pod)
         if pod.ended:
-            _end(key, pod, book, context, now, facts)
+            reading.end(key, pod)
         else:
             present.add(key)
-            _tell(key, pod, request, (tenant, workload), book, context, now, facts)
-            _count(key, pod, request, created, book, queue, seconds)
-        for container in pod.out_of_memory - book.out_of_memory.get(key, set()):
-            subject = Subject("pod", context.cluster, node=pod.node, object=key)
-            events.append(
-                Event(subject, "oom", Severity.ERROR, f"container {container} was killed: out of memory", now)
-            )
-        book.out_of_memory[key] = set(pod.out_of_memory)
+            reading.pod(key, pod)
     for key in book.seen - present:
-        gone = kube.pods.get(key)
-        if gone is None:
-            _end(key, None, book, context, now, facts)
         book.waiting.pop(key, None)
-        if gone is None:
+        if key not in kube.pods:
+            reading.end(key, None)
             book.out_of_memory.pop(key, None)
     book.seen = present
-    book.last_seconds = seconds
-    return _rows(queues, context, now), facts, events
+    book.last_seconds = now.timestamp()
+    return _rows(reading.queues, context, now), reading.facts, reading.events
 
 
 @dataclass(slots=True)
@@ -121,71 +105,90 @@ class _Queue:
     waits: list[float] = field(default_factory=list)
 
 
-def _count(
-    key: str, pod: Pod, request: GpuRequest, created: float, book: QueueBook, queue: _Queue, seconds: float
-) -> None:
-    if not pod.bound:
-        book.waiting[key] = created
-        queue.pending += 1
-        queue.pending_gpus += request.card_equivalents
-        queue.oldest = max(queue.oldest, seconds - created)
-        return
-    queue.allocated += request.card_equivalents
-    since = book.waiting.pop(key, None)
-    # A pod that came and was bound between two polls was admitted in this interval too.
-    admitted_unseen = key not in book.seen and created > book.last_seconds
-    if since is not None or admitted_unseen:
-        bound_at = pod.scheduled_at or pod.started or seconds
-        queue.waits.append(max(bound_at - (created if since is None else since), 0.0))
+@dataclass(slots=True)
+class _Reading:
+    """One cycle's look at all pods."""
 
+    kube: KubeState
+    book: QueueBook
+    context: SourceContext
+    now: datetime
+    queues: dict[tuple[str, str], _Queue] = field(default_factory=dict)
+    facts: list[Fact] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
 
-def _tell(
-    key: str,
-    pod: Pod,
-    request: GpuRequest,
-    owner: tuple[str, str],
-    book: QueueBook,
-    context: SourceContext,
-    now: datetime,
-    facts: list[Fact],
-) -> None:
-    subject = Subject("pod", context.cluster, object=key)
-    tenant, workload = owner
-    resolved = resolve_workload(tenant, workload, context.declarations, pod.annotations)
-    document = {
-        "cards": request.cards,
-        "share": request.share,
-        "memory_bytes": request.memory_bytes,
-        "cpu": request.cpu,
-        "profile": request.profile or None,
-        "type": pod.annotations.get("gpu_type"),
-        "class": resolved.declaration.service_class,
-        "tenant": tenant,
-        "pool": pod.pool,
-        "workload": workload,
-    }
-    text = orjson.dumps(document, option=orjson.OPT_SORT_KEYS).decode()
-    created = now if pod.created is None else datetime.fromtimestamp(pod.created, UTC)
-    if book.told.get(key) != text:
-        at = created if key not in book.told else now
-        facts.append(Fact(subject, "request", text, at))
-        book.told[key] = text
-    started = pod.started or pod.scheduled_at
-    started_key = f"{key} started"
-    if pod.bound and started_key not in book.told:
-        at = now if started is None else datetime.fromtimestamp(started, UTC)
-        facts.append(Fact(subject, "started", at.isoformat(), at))
-        book.told[started_key] = at.isoformat()
+    def queue(self, pool: str, tenant: str) -> _Queue:
+        """Return the queue of a tenant in a pool."""
+        return self.queues.setdefault((pool, tenant), _Queue())
 
+    def pod(self, key: str, pod: Pod) -> None:
+        """Tell a living pod's facts and count it in its queue."""
+        request = gpu_request(pod)
+        tenant, workload, _ = owner_of(pod.namespace, pod.name, self.kube, self.context)
+        created = self.now.timestamp() if pod.created is None else pod.created
+        self._tell(key, pod, request, tenant, workload)
+        queue = self.queue(pod.pool, tenant)
+        if pod.bound:
+            queue.allocated += request.card_equivalents
+            self._admit(key, pod, created, queue)
+        else:
+            self.book.waiting[key] = created
+            queue.pending += 1
+            queue.pending_gpus += request.card_equivalents
+            queue.oldest = max(queue.oldest, self.now.timestamp() - created)
 
-def _end(key: str, pod: Pod | None, book: QueueBook, context: SourceContext, now: datetime, facts: list[Fact]) -> None:
-    subject = Subject("pod", context.cluster, object=key)
-    at = now
-    if pod is not None and pod.completed is not None:
-        at = datetime.fromtimestamp(pod.completed, UTC)
-    for told, name in ((key, "request"), (f"{key} started", "started")):
-        if book.told.pop(told, None) is not None:
-            facts.append(Fact(subject, name, None, at))
+    def _admit(self, key: str, pod: Pod, created: float, queue: _Queue) -> None:
+        since = self.book.waiting.pop(key, None)
+        # A pod that came and was bound between two polls was admitted in this interval too.
+        unseen = key not in self.book.seen and created > self.book.last_seconds
+        if since is not None or unseen:
+            bound_at = pod.scheduled_at or pod.started or self.now.timestamp()
+            queue.waits.append(max(bound_at - created, 0.0))
+
+    def _tell(self, key: str, pod: Pod, request: GpuRequest, tenant: str, workload: str) -> None:
+        subject = Subject("pod", self.context.cluster, object=key)
+        document = {
+            "cards": request.cards,
+            "share": request.share,
+            "memory_bytes": request.memory_bytes,
+            "cpu": request.cpu,
+            "profile": request.profile or None,
+            "type": pod.annotations.get("gpu_type"),
+            "class": declared(tenant, workload, self.context, pod.annotations).declaration.service_class,
+            "tenant": tenant,
+            "pool": pod.pool,
+            "workload": workload,
+        }
+        text = orjson.dumps(document, option=orjson.OPT_SORT_KEYS).decode()
+        told = self.book.told.get(key)
+        if told != text:
+            at = self.now if told is not None or pod.created is None else datetime.fromtimestamp(pod.created, UTC)
+            self.facts.append(Fact(subject, "request", text, at))
+            self.book.told[key] = text
+        started_key = f"{key} started"
+        if pod.bound and started_key not in self.book.told:
+            started = pod.started or pod.scheduled_at
+            at = self.now if started is None else datetime.fromtimestamp(started, UTC)
+            self.facts.append(Fact(subject, "started", at.isoformat(), at))
+            self.book.told[started_key] = at.isoformat()
+
+    def end(self, key: str, pod: Pod | None) -> None:
+        """End a pod's facts: when it was completed, else now."""
+        subject = Subject("pod", self.context.cluster, object=key)
+        completed = pod.completed if pod is not None else None
+        at = self.now if completed is None else datetime.fromtimestamp(completed, UTC)
+        for told, name in ((key, "request"), (f"{key} started", "started")):
+            if self.book.told.pop(told, None) is not None:
+                self.facts.append(Fact(subject, name, None, at))
+
+    def out_of_memory(self, key: str, pod: Pod) -> None:
+        """Tell of containers that were killed for want of memory, each time once."""
+        known = self.book.out_of_memory.get(key, set())
+        subject = Subject("pod", self.context.cluster, node=pod.node, object=key)
+        for container in sorted(pod.out_of_memory - known):
+            message = f"container {container} was killed: out of memory"
+            self.events.append(Event(subject, "oom", Severity.ERROR, message, self.now))
+        self.book.out_of_memory[key] = set(pod.out_of_memory)
 
 
 def _rows(queues: Mapping[tuple[str, str], _Queue], context: SourceContext, now: datetime) -> pa.Table | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from collector.cycle import Numbers
 from collector.declarations import Objective
 from collector.latency import histogram_quantile, requests_within
 from collector.slots import ServerChannels
@@ -35,19 +36,16 @@ class ServerReader:
     server: ServerChannels
     _grids: dict[str, tuple[int, list[float], NDArray[np.int64]]] = field(default_factory=dict)
 
-    def read(
-        self, growth: Floats, seconds: Floats, levels: Floats, objective: Objective | None, interval_seconds: float
-    ) -> ServerReading:
+    def read(self, numbers: Numbers, objective: Objective | None, interval_seconds: float) -> ServerReading:
         """Return what one interval showed.
 
         Args:
-            growth: increment of each channel (NaN: unknown), in the channel's own unit.
-            seconds: time since the value before, of each channel.
-            levels: value of each channel that is a gauge, in seconds for latencies.
+            numbers: the cycle's numbers.
             objective: the promise that says which latency is asked for, and its bound.
             interval_seconds: the cycle; over a gap of more than two there is no rate and no percentile.
         """
         reading = ServerReading()
+        growth, seconds = numbers.growth, numbers.seconds
         self._steps(reading.values, growth)
         quantity, reading.stands_in = self._choose(objective.quantity if objective else "")
         reading.quantity = quantity
@@ -57,7 +55,7 @@ class ServerReader:
             for name, quantile in _QUANTILES.items():
                 channel = self.server.summaries[quantity].get(quantile)
                 if channel is not None:
-                    reading.values[name] = float(levels[channel])
+                    reading.values[name] = float(numbers.levels[channel])
             return reading
         bounds, grid = self._grid(quantity)
         parts = growth[grid]

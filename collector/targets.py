@@ -89,7 +89,11 @@ def _connect(slots: Sequence[Slot], refused: set[int]) -> Arrangement:
                 samples += [index] * len(fed)
                 channels += fed
                 cards += [slot.card] * len(fed)
-    return Arrangement(*(np.array(column, dtype=np.int64) for column in (samples, channels, cards)))
+    return Arrangement(
+        samples=np.array(samples, dtype=np.int64),
+        channels=np.array(channels, dtype=np.int64),
+        cards=np.array(cards, dtype=np.int64),
+    )
 
 
 def _collect(result: Arrangement, slots: Sequence[tuple[int, Slot]]) -> None:

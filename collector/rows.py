@@ -1,0 +1,155 @@
+"""Slices as an array: rows of numbers put together, granted quotas, and the tables that go into a batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from collector.batch import Batch, make_rows
+from collector.cycle import Numbers
+from collector.join import Join, SliceRow
+from collector.layout import FIELD_INDEX
+from collector.schema import GPU, MEASUREMENTS, SLICE
+from collector.slots import Card, ServerChannels, instance_share
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+SLICE_INDEX: dict[str, int] = {name: index for index, name in enumerate(SLICE.field_names)}
+_GPU_COLUMNS = np.array([FIELD_INDEX[name] for name in GPU.field_names])
+_SLICE_COLUMNS = np.array([FIELD_INDEX[name] for name in SLICE.field_names])
+_GPU_AGE, _SLICE_AGE = GPU.field_names.index("source_age_seconds"), SLICE_INDEX["source_age_seconds"]
+_SM_QUOTA, _MEMORY_QUOTA = SLICE_INDEX["sm_quota_ratio"], SLICE_INDEX["memory_quota_bytes"]
+
+
+@dataclass(slots=True)
+class SliceTable:
+    """Joined slices with the indices that put their rows together.
+
+    base: a row of numbers a slice; allocation and server pairs: (slice, row of numbers).
+    granted: slices x (compute share, memory in bytes), where the platform itself fixes them; NaN elsewhere.
+    instances: slices that are MIG instances.
+    """
+
+    join: Join
+    base: Ints
+    allocations: Ints
+    allocation_rows: Ints
+    servers: Ints
+    server_rows: Ints
+    granted: Floats
+    instances: Ints
+    tags: dict[str, list[str]]
+
+
+def index_slices(join: Join, cluster: str, memory_of: Mapping[str, float]) -> SliceTable:
+    """Return the slices with their indices.
+
+    Args:
+        join: the slices.
+        cluster: name of the cluster.
+        memory_of: memory of whole cards in bytes, by UUID.
+    """
+    slices = join.slices
+    allocations = [(n, row) for n, share in enumerate(slices) for row in share.allocations]
+    servers = [(n, server.row) for n, share in enumerate(slices) for server in share.servers]
+    granted = np.full((len(slices), 2), np.nan)
+    for n, share in enumerate(slices):
+        granted[n] = _granted(share, memory_of)
+    return SliceTable(
+        join=join,
+        base=_ints(share.base for share in slices),
+        allocations=_ints(n for n, _ in allocations),
+        allocation_rows=_ints(row for _, row in allocations),
+        servers=_ints(n for n, _ in servers),
+        server_rows=_ints(row for _, row in servers),
+        granted=granted,
+        instances=_ints(n for n, share in enumerate(slices) if share.kind == "mig"),
+        tags={
+            "cluster": [cluster] * len(slices),
+            "node": [share.card.node for share in slices],
+            "gpu": [share.card.uuid for share in slices],
+            "slice": [share.slice for share in slices],
+            "tenant": [share.tenant for share in slices],
+            "workload": [share.workload for share in slices],
+        },
+    )
+
+
+def slice_matrix(table: SliceTable, numbers: Numbers) -> Floats:
+    """Return slices x fields: the base's values, then what allocations and servers add where it has none."""
+    matrix = numbers.take(table.base)[:, _SLICE_COLUMNS]
+    for slices, rows in ((table.allocations, table.allocation_rows), (table.servers, table.server_rows)):
+        for n, values in zip(slices, numbers.take(rows)[:, _SLICE_COLUMNS], strict=True):
+            matrix[n] = np.where(np.isnan(matrix[n]), values, matrix[n])
+    return matrix
+
+
+def fill_constants(table: SliceTable, numbers: Numbers, matrix: Floats, ages: Mapping[str, float]) -> None:
+    """Fill in what a slice has whether or not anything was measured: granted quotas, and the age of its source."""
+    if len(table.instances):
+        matrix[table.instances, _MEMORY_QUOTA] = numbers.instance_memory(table.base[table.instances])
+    for column, granted in ((_SM_QUOTA, table.granted[:, 0]), (_MEMORY_QUOTA, table.granted[:, 1])):
+        matrix[:, column] = np.where(np.isnan(matrix[:, column]), granted, matrix[:, column])
+    matrix[:, _SLICE_AGE] = [ages.get(share.card.uuid, 0.0) for share in table.join.slices]
+
+
+def add_cards(
+    batch: Batch, cards: Sequence[Card], numbers: Numbers, ages: Mapping[str, float], *, cluster: str, now_ms: int
+) -> None:
+    """Add one `gpu` row a card that has any value."""
+    matrix = numbers.take(_ints(card.row for card in cards))[:, _GPU_COLUMNS]
+    keep = any_value(matrix)
+    matrix[:, _GPU_AGE] = [ages.get(card.uuid, 0.0) for card in cards]
+    tags = {
+        "cluster": [cluster] * len(cards),
+        "node": [card.node for card in cards],
+        "gpu": [card.uuid for card in cards],
+    }
+    add_rows(batch, "gpu", now_ms, kept(tags, keep), matrix[keep])
+
+
+def add_rows(batch: Batch, measurement: str, now_ms: int, tags: Mapping[str, list[str]], matrix: Floats) -> None:
+    """Add rows to a batch; `matrix` and `tags` are parallel."""
+    if not len(matrix):
+        return
+    there = any_value(matrix.T)
+    columns = {name: matrix[:, n] for n, name in enumerate(MEASUREMENTS[measurement].field_names) if there[n]}
+    rows = make_rows(measurement, np.full(len(matrix), now_ms), tags, columns)
+    known = batch.rows.get(measurement)
+    batch.rows[measurement] = rows if known is None else pa.concat_tables([known, rows], promote_options="default")
+
+
+def kept(tags: Mapping[str, list[str]], keep: Bools) -> Mapping[str, list[str]]:
+    """Return the tags of the rows that are kept."""
+    if keep.all():
+        return tags
+    chosen = np.flatnonzero(keep).tolist()
+    return {name: [values[n] for n in chosen] for name, values in tags.items()}
+
+
+def any_value(matrix: Floats) -> Bools:
+    """Say which rows have any value at all."""
+    return np.asarray(~np.isnan(matrix).all(axis=1), dtype=bool)
+
+
+def server_pairs(table: SliceTable) -> list[tuple[int, ServerChannels]]:
+    """Return (slice, server) for all servers that sit on a slice."""
+    return [(n, server) for n, share in enumerate(table.join.slices) for server in share.servers]
+
+
+def _granted(share: SliceRow, memory_of: Mapping[str, float]) -> tuple[float, float]:
+    if share.kind == "whole":
+        return 1.0, memory_of.get(share.card.uuid, math.nan)
+    part = instance_share(share.card, share.instance) if share.kind == "mig" else None
+    return (part.compute if part else math.nan), math.nan
+
+
+def _ints(values: Iterable[int]) -> Ints:
+    return np.array(list(values), dtype=np.int64)
