@@ -29,7 +29,7 @@ from analyzer.findings import plain
 from analyzer.mig import board_of
 from analyzer.protocols import Context, Partition
 from analyzer.shares import Card, cards
-from analyzer.useful import WORK_COLUMNS, estimate_useful, hour_bins, measure_card_work, per_hour, sm_count_of
+from analyzer.useful import WORK_COLUMNS, estimate_useful, hour_bins, measure_card_work, no_work, per_hour, sm_count_of
 
 LEVEL_1 = ("used", "reserved", "wasted", "free", "stranded", "unobserved")
 LEVEL_2 = ("useful", "contention", "throttling", "overhead", "unrated")
@@ -52,9 +52,8 @@ def measure_ledger(partition: Partition) -> pd.DataFrame:
         work = measure_card_work(card).drop(columns=["used"])
         frames.append(rows.merge(work, on=_KEY, how="left", sort=False))
     if not frames:
-        return pd.DataFrame({name: [] for name in (*_KEY, *_TERMS, "assumed_sms", *WORK_COLUMNS[7:])}).loc[
-            :, lambda f: ~f.columns.duplicated()
-        ]
+        nothing = {name: pd.Series(dtype="float64") for name in (*_TERMS, "assumed_sms")}
+        return no_work().drop(columns=["used"]).assign(**nothing)
     return pd.concat(frames, ignore_index=True)
 
 
@@ -192,7 +191,7 @@ def conclude_ledger(frames: Iterable[pd.DataFrame], context: Context) -> Ledger:
     rows = pd.concat(parts, ignore_index=True).sort_values(_KEY, kind="stable", ignore_index=True)
     rows["unit"] = rows["unit"].fillna("")
     work = estimate_useful(rows[rows["solo_samples"].notna()][list(WORK_COLUMNS)])
-    rows = rows.merge(work[[*_KEY, "cost", "useful"]], on=_KEY, how="left", sort=False)
+    rows = rows.merge(work[[*_KEY, "cost", "step_seconds", "useful"]], on=_KEY, how="left", sort=False)
     rows["reserved"] = np.minimum(rows["held_unused"], _reserve(rows, context))
     rows["wasted"] = rows["held_unused"] - rows["reserved"]
     _level_2(rows)
@@ -218,7 +217,10 @@ def _level_2(rows: pd.DataFrame) -> None:
     cost = rows["cost"].fillna(0.0)
     late = (rows["work"] - rows["finished"]).clip(lower=0.0)
     rows["useful"] = rows["useful"].fillna(0.0)
-    rows["contention"] = (cost * rows["contended_work"]).fillna(0.0)
+    # A slice that is never left alone is hurt even in its calmest hour, seen beside its calmer sisters.
+    dearer, slower = rows["solo_cost"] / rows["cost"], rows["solo_step_seconds"] / rows["step_seconds"]
+    always = (dearer.where(dearer <= slower, slower) - 1).clip(lower=0.0).fillna(0.0)
+    rows["contention"] = (cost * (rows["contended_work"] * (1 + always) + rows["work"] * always)).fillna(0.0)
     rows["throttling"] = (cost * rows["throttled_work"]).fillna(0.0)
     rows["overhead"] = np.where(rated, cost * late.fillna(0.0) + rows["barren"].fillna(0.0), 0.0)
     rows["unrated"] = np.where(rated, 0.0, rows["used"])

@@ -49,6 +49,7 @@ WORK_COLUMNS = (
     "throttled_work",
     "barren",
     "solo_cost",
+    "solo_step_seconds",
     "solo_samples",
 )
 _WORKLOAD = ["tenant", "workload", "model", "unit"]
@@ -74,11 +75,14 @@ def per_hour(values: np.ndarray, first: np.ndarray) -> np.ndarray:
 def measure_useful(partition: Partition) -> pd.DataFrame:
     """Return work and cost per slice and hour of one node: columns `WORK_COLUMNS`; SM-seconds, units of work."""
     frames = [measure_card_work(card) for card in cards(partition)]
-    return pd.concat([f for f in frames if len(f)], ignore_index=True) if any(len(f) for f in frames) else _nothing()
+    return pd.concat([f for f in frames if len(f)], ignore_index=True) if any(len(f) for f in frames) else no_work()
 
 
-def _nothing() -> pd.DataFrame:
-    return pd.DataFrame({name: [] for name in WORK_COLUMNS})
+def no_work() -> pd.DataFrame:
+    """Return an empty frame of `WORK_COLUMNS`."""
+    text = {*WORK_COLUMNS[:6], "model", "unit"}
+    kinds = {name: "str" if name in text else "int64" if name == "hour" else "float64" for name in WORK_COLUMNS}
+    return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in kinds.items()})
 
 
 def clock_ratio(card: Card) -> Vector:
@@ -139,11 +143,12 @@ def measure_card_work(card: Card) -> pd.DataFrame:
                     "throttled_work": per_hour(work * (1 / clock - 1), first),
                     "barren": per_hour(np.where(none_done, sm_seconds[:, j], 0.0), first),
                     "solo_cost": solo.cost,
+                    "solo_step_seconds": solo.step_seconds,
                     "solo_samples": float(solo.samples),
                 }
             )
         )
-    return pd.concat(frames, ignore_index=True) if frames else _nothing()
+    return pd.concat(frames, ignore_index=True) if frames else no_work()
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,23 +195,29 @@ def solo_costs(measures: pd.DataFrame) -> pd.DataFrame:
         measures: rows of `measure_useful` of all nodes.
 
     Returns:
-        Columns tenant, workload, model, unit, cost (SM-seconds a unit), samples.
+        Columns tenant, workload, model, unit, cost (SM-seconds a unit), step_seconds (the calmest slice's; NaN: not
+        known), samples.
     """
     slices = measures[measures["solo_cost"].notna()].drop_duplicates(
         ["cluster", "node", "gpu", "slice", "tenant", "workload"]
     )
     rows = [
-        (*key, *_believed(group["solo_cost"].to_numpy(), group["solo_samples"].to_numpy()))
+        (
+            *key,
+            _believed(group["solo_cost"].to_numpy(), group["solo_samples"].to_numpy()),
+            group["solo_step_seconds"].min(),
+            group["solo_samples"].sum(),
+        )
         for key, group in slices.groupby(_WORKLOAD, sort=True)
     ]
-    return pd.DataFrame(rows, columns=[*_WORKLOAD, "cost", "samples"])
+    return pd.DataFrame(rows, columns=[*_WORKLOAD, "cost", "step_seconds", "samples"])
 
 
-def _believed(costs: Vector, samples: Vector) -> tuple[float, float]:
+def _believed(costs: Vector, samples: Vector) -> float:
     order = np.argsort(costs, kind="stable")
     weight = np.cumsum(samples[order])
     chosen = order[np.searchsorted(weight, _SLICE_QUANTILE * weight[-1])]
-    return float(costs[chosen]), float(weight[-1])
+    return float(costs[chosen])
 
 
 def estimate_useful(measures: pd.DataFrame) -> pd.DataFrame:
@@ -216,7 +227,8 @@ def estimate_useful(measures: pd.DataFrame) -> pd.DataFrame:
         measures: rows of `measure_useful` of all nodes.
 
     Returns:
-        The rows, sorted, with `cost` (solo SM-seconds a unit) and `useful` (SM-seconds; NaN where work has no unit).
+        The rows, sorted, with `cost` (solo SM-seconds a unit), `step_seconds` (solo) and `useful` (SM-seconds; NaN
+        where work has no unit).
     """
     rows = measures.sort_values(list(WORK_COLUMNS[:7]), kind="stable", ignore_index=True)
     rows = rows.merge(solo_costs(rows).drop(columns="samples"), on=_WORKLOAD, how="left", sort=False)
