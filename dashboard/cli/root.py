@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from typer.core import TyperGroup
 
 from collector.errors import ConfigurationError, TrimtabError
-from dashboard.cli import changes, collecting, config, explain, forecasting, output, rows, tuning, views
+from dashboard.cli import analysis, changes, collecting, config, explain, forecasting, output, rows, tuning, views
 from dashboard.cli.context import Context, flag
 
 USAGE = ConfigurationError.exit_code
@@ -86,7 +86,7 @@ def root(
     ctx.obj = Context(config=config_file, debug=debug)
 
 
-for module in (collecting, rows, explain, forecasting, views, tuning, changes, config):
+for module in (collecting, rows, analysis, explain, forecasting, views, tuning, changes, config):
     module.register(app)
 
 

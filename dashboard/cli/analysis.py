@@ -1,0 +1,200 @@
+"""`trimtab analyze`: findings with their evidence, the ledger, and the census of what could not be analysed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from analyzer.findings import Finding, Role, SubjectRef, Verdict
+from analyzer.ledger import LEVEL_1, LEVEL_2
+from collector.errors import ConfigurationError, InputRejectedError
+from collector.protocols import StoreReader
+from collector.window import Window, parse_duration
+from dashboard.cli.context import Json, Now, Rows, context_of, flag, interval_of, newest_instant, opened_rows
+from dashboard.cli.output import note, print_json, print_table, say
+from tuner.service.analyse import Analysis, load_detectors, run_analysis
+
+NO_FINDING = "nothing was found"
+CLAIMS = (Verdict.HOLDS, Verdict.SUSPECTED)
+STYLES = {Verdict.HOLDS: "bold red", Verdict.SUSPECTED: "yellow", Verdict.CANNOT_TELL: "dim", Verdict.NO_EFFECT: "dim"}
+
+
+class Family(StrEnum):
+    """Families of findings; each is one detector."""
+
+    CONTENTION = "contention"
+    FRAGMENTATION = "fragmentation"
+    IDLE = "idle"
+    BOTTLENECK = "bottleneck"
+    FORECAST = "forecast"
+    HEALTH = "health"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the root."""
+    app.command(rich_help_panel="Look")(analyze)
+
+
+def analyze(
+    ctx: typer.Context,
+    family: Annotated[
+        Family | None,
+        typer.Argument(
+            metavar="[FAMILY]",
+            help="Only contention, fragmentation, idle, bottleneck, forecast or health; else all of them.",
+        ),
+    ] = None,
+    *,
+    rows: Rows = None,
+    window: Annotated[
+        str | None, typer.Option("--window", metavar="LENGTH", help="Such as 6h or 2d; else that of [analyze].")
+    ] = None,
+    now: Now = None,
+    select: Annotated[
+        list[str] | None, typer.Option("--select", metavar="CODE", help="Only this code or beginning of codes (TT3).")
+    ] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option("--ignore", metavar="CODE", help="Leave out this code or beginning of codes.")
+    ] = None,
+    fail_on: Annotated[
+        list[str] | None,
+        typer.Option("--fail-on", metavar="CODE", help="Exit 1 when a finding with such a code holds (TT6; TT: any)."),
+    ] = None,
+    every: Annotated[bool, flag("--all", help="Also list what cannot be told, and pairs without effect.")] = False,
+    json: Json = False,
+) -> None:
+    """Find who wastes, who fights, what is stranded and what is about to break.
+
+    The window ends with the newest row, or at --now.
+    """
+    context = context_of(ctx)
+    settings = context.settings.analyze
+    changed = {"select": select, "ignore": ignore}
+    settings = settings.model_copy(update={key: tuple(value) for key, value in changed.items() if value})
+    detectors = load_detectors(settings, [family.value] if family else [])
+    if not detectors:
+        raise ConfigurationError("no detector is left: the selected codes are given by none; see `trimtab explain`")
+    with opened_rows(context, rows) as store:
+        interval = interval_of(store, context.settings.cluster.interval_seconds)
+        span = analysed_window(store, now, window or settings.window, interval)
+        analysis = run_analysis(
+            store,
+            span,
+            interval_seconds=interval,
+            settings=settings,
+            detectors=detectors,
+            declarations=context.settings.workload,
+        )
+    if json:
+        print_json(analysis.to_json())
+    else:
+        print_analysis(analysis, every=every)
+    holding = {f.code for f in analysis.findings if f.verdict is Verdict.HOLDS}
+    if any(code.startswith(prefix) for code in holding for prefix in fail_on or ()):
+        raise typer.Exit(1)
+
+
+def analysed_window(store: StoreReader, now: str | None, length: str, interval_seconds: float) -> Window:
+    """Return the window that ends at `now`, else with the newest row, cut to where rows begin.
+
+    Raises:
+        InputRejectedError: there is no row in it.
+    """
+    window = Window.last(newest_instant(store, now, interval_seconds), parse_duration(length))
+    starts = [span.start for name in ("gpu", "slice", "queue") if (span := store.span(name)) is not None]
+    oldest = min(starts, default=window.end)
+    if oldest >= window.end or not store.partitions(window):
+        text = f"expected rows between {window.start:%Y-%m-%d %H:%M} and {window.end:%Y-%m-%d %H:%M} UTC, found none"
+        raise InputRejectedError(f"{text}; set --window or --now")
+    return Window(max(window.start, oldest), window.end)
+
+
+def print_analysis(analysis: Analysis, *, every: bool) -> None:
+    """Print findings, ledger and census for people."""
+    simulated = ", simulated" if analysis.simulated else ""
+    note(f"{analysis.window.start:%Y-%m-%d %H:%M} to {analysis.window.end:%Y-%m-%d %H:%M} UTC{simulated}")
+    shown = tuple(f for f in analysis.findings if every or f.verdict in CLAIMS)
+    print_findings(shown)
+    rest = Counter(f.verdict.value for f in analysis.findings if f not in shown)
+    if rest:
+        hidden = ", ".join(f"{count} {verdict}" for verdict, count in sorted(rest.items()))
+        say(f"not listed: {hidden}; --all lists them")
+    _print_ledger(analysis)
+    _print_census(analysis)
+
+
+def print_findings(findings: tuple[Finding, ...]) -> None:
+    """Print one line a finding."""
+    print_table(
+        ["code", "verdict", "subject", "claim", ">effect", ">sure", ">coverage"],
+        [
+            (
+                finding.code,
+                Text(finding.verdict.value, style=STYLES[finding.verdict]),
+                subjects_text(finding),
+                finding.claim,
+                effect_text(finding),
+                f"{finding.confidence:.0%}",
+                f"{finding.coverage:.0%}",
+            )
+            for finding in findings
+        ],
+        empty=NO_FINDING,
+    )
+
+
+def subjects_text(finding: Finding) -> str:
+    """Return who a finding speaks of: `suspect -> victim` for a pair."""
+    by_role = {role: [_subject_text(s) for s in finding.subjects if s.role is role] for role in Role}
+    if by_role[Role.SUSPECT] and by_role[Role.VICTIM]:
+        return f"{', '.join(by_role[Role.SUSPECT])} -> {', '.join(by_role[Role.VICTIM])}"
+    names = [name for names in by_role.values() for name in names]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _subject_text(subject: SubjectRef) -> str:
+    who = f"{subject.tenant}/{subject.workload}" if subject.workload else ""
+    where = "/".join(part for part in (subject.node, subject.gpu if not who else "") if part)
+    return f"{who} on {where}" if who and where else who or where or subject.tenant or subject.cluster
+
+
+def effect_text(finding: Finding) -> str:
+    """Return the size of what is claimed, with its interval where it has one."""
+    effect = finding.effect
+    if effect is None:
+        return "-"
+    if effect.unit == "ratio":
+        value, low, high = f"{effect.value:.0%}", f"{effect.lower:.0%}", f"{effect.upper:.0%}"
+    elif effect.unit == "bytes":
+        value, low, high = (f"{part / 2**30:.1f} GiB" for part in (effect.value, effect.lower, effect.upper))
+    else:
+        value, low, high = f"{effect.value:.3g} {effect.unit}", f"{effect.lower:.3g}", f"{effect.upper:.3g}"
+    return value if low == high else f"{value} ({low} to {high})"
+
+
+def _print_ledger(analysis: Analysis) -> None:
+    fleet = analysis.ledger.fleet
+    capacity = float(fleet["capacity"])
+    if not capacity > 0:
+        return
+    shares = [(name, float(fleet[name])) for name in (*LEVEL_1, "unaccounted_1")]
+    say("")
+    say("where the capacity went: " + ", ".join(f"{name} {value / capacity:.1%}" for name, value in shares))
+    used = [(name, float(fleet[name])) for name in (*LEVEL_2, "unaccounted_2")]
+    say("of it, used was: " + ", ".join(f"{name} {value / capacity:.1%}" for name, value in used))
+
+
+def _print_census(analysis: Analysis) -> None:
+    census = analysis.census
+    say("")
+    say(f"{census.nodes} nodes, {census.cards} cards, {census.slices} slices")
+    rows = []
+    for code in census.codes:
+        reasons = sorted(code.reasons.items(), key=lambda item: -item[1])
+        why = "; ".join(f"{count} {reason}" for reason, count in reasons[:2])
+        rows.append((code.code, f"{code.analysed} of {code.subjects}", code.withheld, code.not_applicable, why))
+    print_table(["code", ">analysed", ">withheld", ">not meant", "why"], rows)
