@@ -115,12 +115,19 @@ def conformal_table(residuals: FloatArray, groups: Groups, prior: FloatArray) ->
     return np.maximum.accumulate(table, axis=2)
 
 
+def pinball(said: FloatArray, truth: FloatArray, quantiles: FloatArray) -> FloatArray:
+    """Quantile loss, mean over `quantiles`: (questions, bands) of `said` (questions, bands, quantiles)."""
+    over = truth[:, None, None] - said
+    loss: FloatArray = np.maximum(quantiles * over, (quantiles - 1.0) * over).mean(axis=2)
+    return loss
+
+
 def table_quantiles(rows: FloatArray, quantiles: FloatArray) -> FloatArray:
-    """Interpolate table rows (n, levels) at `quantiles`; beyond 0.005 and 0.995 the end values stand."""
+    """Interpolate table rows (..., levels) at `quantiles`; beyond 0.005 and 0.995 the end values stand."""
     wanted = np.clip(quantiles, LEVELS[0], LEVELS[-1])
     right = np.clip(np.searchsorted(LEVELS, wanted), 1, len(LEVELS) - 1)
     weight = (wanted - LEVELS[right - 1]) / (LEVELS[right] - LEVELS[right - 1])
-    values: FloatArray = rows[:, right - 1] * (1 - weight) + rows[:, right] * weight
+    values: FloatArray = rows[..., right - 1] * (1 - weight) + rows[..., right] * weight
     return values
 
 

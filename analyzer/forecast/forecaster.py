@@ -161,7 +161,8 @@ class LoadForecaster:
             horizon = rows.horizon[moved] + (rows.origin[moved] - before if layer.kind == "point" else 0)
             old = _snapped(layer, panel, Rows(rows.series[moved], before, horizon), known, levels)
             new = old * shift.ratio[rows.series[moved], None]
-            lower, upper = np.minimum(values[moved], new), np.maximum(values[moved], new)
+            worlds = np.stack([values[moved], old, new])
+            lower, upper = worlds.min(axis=0), worlds.max(axis=0)
             values[moved] = np.where(levels < 0.5, lower, np.where(levels > 0.5, upper, new))
         steady = _constant(panel)[rows.series]
         return np.where(steady[:, None], _present(panel)[rows.series, None], values), shifted

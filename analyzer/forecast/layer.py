@@ -7,7 +7,15 @@ from typing import Literal
 
 import numpy as np
 
-from analyzer.forecast.calibration import PRIOR_TABLE, Groups, conformal_table, gate_weights, sharpen, table_quantiles
+from analyzer.forecast.calibration import (
+    PRIOR_TABLE,
+    Groups,
+    conformal_table,
+    gate_weights,
+    pinball,
+    sharpen,
+    table_quantiles,
+)
 from analyzer.forecast.experts import (
     BLOCK_EXPERTS,
     EXPERTS,
@@ -33,6 +41,8 @@ _TRAINED_MOST = 10_000
 _TRAIN_SHARE = 0.6
 _NARROWEST = 0.05  # of the scale
 _MODELS = 3  # candidates before the experts: their mixture, ridge, trees
+_BANDS = 3
+_JUDGED = np.array([0.1, 0.5, 0.9, 0.975])  # levels at which bands are compared
 
 # Relative errors believed before anything was seen: near, the present counts; far, the day's profile does.
 _PRIOR_NEAR = {"last": 0.8, "mean_15min": 0.8, "shifted": 0.9, "trend": 1.4, "recent_max": 0.8}
@@ -41,15 +51,18 @@ _PRIOR_FAR = {"daily": 0.9, "weekly": 0.9, "profile": 0.8, "mean_1d": 0.9, "last
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Per question: centre, width, and its row of the conformal table; in the panel's units."""
+    """Per question and band: centre, width, share, and its row of the conformal table; in the panel's units."""
 
-    centre: FloatArray
-    width: FloatArray
-    table: FloatArray  # (questions, levels)
+    centre: FloatArray  # (questions, bands); the first band's is the gate's
+    width: FloatArray  # (questions, bands)
+    share: FloatArray  # (questions, bands)
+    table: FloatArray  # (questions, bands, levels)
 
     def quantiles(self, quantiles: FloatArray) -> FloatArray:
-        """(questions, quantiles), sorted where `quantiles` is."""
-        return self.centre[:, None] + self.width[:, None] * table_quantiles(self.table, quantiles)
+        """(questions, quantiles), sorted where `quantiles` is: the bands' quantiles, averaged by their shares."""
+        bands = self.centre[:, :, None] + self.width[:, :, None] * table_quantiles(self.table, quantiles)
+        values: FloatArray = (self.share[:, :, None] * bands).sum(axis=1)
+        return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +73,8 @@ class Layer:
     mixture: FloatArray  # (series + 1, buckets, experts)
     gate: FloatArray  # (series + 1, buckets, mixture + ridge + trees + experts)
     models: DirectModels
-    table: FloatArray  # (series + 1, buckets, levels)
+    share: FloatArray  # (series + 1, buckets, bands)
+    table: FloatArray  # (series + 1, buckets, bands, levels)
 
     def answer(self, panel: Panel, rows: Rows, known: IntArray) -> Answer:
         """Answer the questions.
@@ -75,8 +89,9 @@ class Layer:
         experts = _experts(self.kind, panel, rows)
         base = (self.mixture[learnt, bucket] * experts).sum(axis=1)
         candidates, width = _candidates(panel, rows, experts, base, self.models)
-        centre = (self.gate[learnt, bucket] * np.nan_to_num(candidates)).sum(axis=1)
-        return Answer(centre, width, self.table[learnt, bucket])
+        gated = (self.gate[learnt, bucket] * np.nan_to_num(candidates)).sum(axis=1)
+        centre, widths = _bands(gated, experts[:, 0], width, panel.scale(rows.series, rows.origin))
+        return Answer(centre, widths, self.share[learnt, bucket], self.table[learnt, bucket])
 
 
 def prior_layer(kind: Kind) -> Layer:
@@ -86,15 +101,18 @@ def prior_layer(kind: Kind) -> Layer:
     gate = np.zeros((1, buckets, _MODELS + prior.shape[1]))
     gate[:, :, 0] = 1.0
     mixture = gate_weights(np.empty((0, prior.shape[1])), nobody, prior, 3.0)
-    return Layer(kind, mixture, gate, DirectModels(None, ()), _prior_table(kind)[None])
+    share = np.zeros((1, buckets, _BANDS))
+    share[:, :, 0] = 1.0
+    table = np.repeat(_prior_table(kind)[None, :, None], _BANDS, axis=2)
+    return Layer(kind, mixture, gate, DirectModels(None, ()), share, table)
 
 
 def fit_layer(kind: Kind, panel: Panel, seed: int) -> Layer:
     """Learn from a panel.
 
     Questions are drawn at random phases. The oldest 60 % of their span teaches the experts' mixture and the models
-    (without questions whose answer lies in the newer part); of the newer part one half decides the gate, the other
-    half calibrates the band.
+    (without questions whose answer lies in the newer part); of the newer part one half decides the gate and the bands'
+    shares, the other half calibrates the bands.
     """
     rng = np.random.default_rng(seed)
     rows = _draw(kind, panel, rng)
@@ -129,11 +147,23 @@ def fit_layer(kind: Kind, panel: Panel, seed: int) -> Layer:
     errors = np.abs(candidates - truth[:, None])[decide]
     gate = gate_weights(errors, groups.take(decide), gate_prior, 6.0, learnt)
     gate = sharpen(gate, candidates[decide], truth[decide], groups.take(decide))
-    chosen = gate[groups.series, groups.bucket][calibrate]
-    centre = (chosen * np.nan_to_num(candidates[calibrate])).sum(axis=1)
-    residuals = (truth[calibrate] - centre) / width[calibrate]
-    table = conformal_table(residuals, groups.take(calibrate), _prior_table(kind))
-    return Layer(kind, mixture, gate, models, table * _inflation(kind, panel, split)[None, :, None])
+    gated = (gate[groups.series, groups.bucket] * np.nan_to_num(candidates)).sum(axis=1)
+    centre, widths = _bands(gated, experts[:, 0], width, scale)
+    residuals = (truth[:, None] - centre) / widths
+    own = groups.take(calibrate)
+    tables = [conformal_table(residuals[calibrate, band], own, _prior_table(kind)) for band in range(_BANDS)]
+    table = np.stack(tables, axis=2) * _inflation(kind, panel, split)[None, :, None, None]
+    said = centre[:, :, None] + widths[:, :, None] * table_quantiles(table[groups.series, groups.bucket], _JUDGED)
+    losses = pinball(said[decide], truth[decide], _JUDGED)
+    share = gate_weights(losses, groups.take(decide), np.ones((len(prior), _BANDS)), 4.0)
+    return Layer(kind, mixture, gate, models, share, table)
+
+
+def _bands(gated: FloatArray, last: FloatArray, width: FloatArray, scale: FloatArray) -> tuple[FloatArray, FloatArray]:
+    # Around the gate's centre as wide as the models say, or in proportion to it; around the last value in proportion.
+    centre = np.stack([gated, gated, last], axis=1)
+    widths = np.stack([width, np.abs(gated) + 0.1 * scale, np.abs(last) + 0.1 * scale], axis=1)
+    return centre, widths
 
 
 def bucket_of(kind: Kind, panel: Panel, rows: Rows) -> IntArray:

@@ -44,8 +44,8 @@ def find_shift(point: Layer, panel: Panel, known: IntArray) -> Shift:
     series, before, horizon = series[able], before[able], horizon[able]
     rows = Rows(np.repeat(series, _LOOKS), np.repeat(before, _LOOKS), horizon.ravel())
     answer = point.answer(panel, rows, known)
-    room = (_BAND_FACTOR * np.abs(answer.quantiles(_BAND) - answer.centre[:, None])).reshape(-1, _LOOKS, 2)
-    foreseen = answer.centre.reshape(-1, _LOOKS)
+    room = (_BAND_FACTOR * np.abs(answer.quantiles(_BAND) - answer.centre[:, :1])).reshape(-1, _LOOKS, 2)
+    foreseen = answer.centre[:, 0].reshape(-1, _LOOKS)
     truth = panel.values[rows.series, rows.origin + rows.horizon].reshape(-1, _LOOKS)
     below = (truth < foreseen - room[:, :, 0]).all(axis=1)
     above = (truth > foreseen + room[:, :, 1]).all(axis=1)
