@@ -95,7 +95,9 @@ class Arrivals:
         jitter = np.exp(lfilter([np.sqrt(1 - 0.7**2)], [1, -0.7], rng.normal(0, service.noise, MINUTES_PER_DAY)))
         if service.downstream_of:
             upstream = next(s for s in self._spec.services if s.name == service.downstream_of)
-            return rates[service.downstream_of] / upstream.peak_per_second * service.peak_per_second * jitter
+            return np.asarray(
+                rates[service.downstream_of] / upstream.peak_per_second * service.peak_per_second * jitter
+            )
         angle = 2 * np.pi * (minutes / 60.0 - service.peak_hour) / 24.0
         day_share = ((1 + np.cos(angle)) / 2) ** 1.3
         level = service.night_share + (1 - service.night_share) * day_share
@@ -207,5 +209,3 @@ class _Waves:
         levels = levels[:length]
         self._levels += levels
         self._starts += [True] + [False] * (length - 1)
-
-

@@ -125,7 +125,9 @@ class SimulatorBackend:
         at_rest = {j.arrival.number for j in pool.evictions(pool.quota, self.cluster.world.minute)}
         evicted = pool.evictions(quota, self.cluster.world.minute)
         return [
-            Eviction(self._queue_target(j.arrival.tenant), f"{j.arrival.tenant}/{j.name}", 1, "the scheduler's next pass")
+            Eviction(
+                self._queue_target(j.arrival.tenant), f"{j.arrival.tenant}/{j.name}", 1, "the scheduler's next pass"
+            )
             for j in evicted
             if j.arrival.number not in at_rest
         ]
@@ -151,9 +153,16 @@ class SimulatorBackend:
                     "model": card.hardware.name,
                     "memory_bytes": str(card.hardware.memory_bytes),
                     "sm_count": str(card.hardware.sm_count),
+                    "open_share": f"{self._open_share(c):g}",
                 }
                 states[target] = TargetState(target, values, values, self._stamp(target), facts)
         return states
+
+    def _open_share(self, card: int) -> float:
+        """Return the share of a card that newly admitted queue jobs may take: the quotas of its empty seats."""
+        held = self.cluster.world.holders
+        seats = (s.sm_quota for i, s in enumerate(self.cluster.spec.slices) if s.card == card and held[i] is None)
+        return float(sum(seats))
 
     def _slice_state(self, index: int, s: SliceSpec) -> TargetState:
         world, spec = self.cluster.world, self.cluster.spec
@@ -220,7 +229,9 @@ class SimulatorBackend:
         knob = next(
             k
             for k in self.knobs()
-            if k.name == change.knob and k.target_kind == change.target.kind and k.sharing in (None, state.facts.get("kind"))
+            if k.name == change.knob
+            and k.target_kind == change.target.kind
+            and k.sharing in (None, state.facts.get("kind"))
         )
         if not math.isfinite(change.after) or not knob.low <= change.after <= knob.high:
             return ApplyResult(
@@ -240,7 +251,9 @@ class SimulatorBackend:
         )
         size = float(states[change.target].facts["card_memory_bytes"])
         if held + change.after > size:
-            return ApplyResult(ApplyStatus.REFUSED, f"memory quotas would hold more than the card has ({size:.0f} bytes)")
+            return ApplyResult(
+                ApplyStatus.REFUSED, f"memory quotas would hold more than the card has ({size:.0f} bytes)"
+            )
         return None
 
     def _turn(self, change: Change) -> None:

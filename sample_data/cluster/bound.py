@@ -65,7 +65,7 @@ class _Fluid:
         alive = np.array([c.fails_at_minute is None or minute < c.fails_at_minute for c in self._spec.cards])
         up = alive[self._card]
         for job in day.jobs[column]:
-            self._waiting[job.job_class] += job.solo_minutes * self._job_rate[job.job_class]
+            self._waiting[job.job_class] += job.solo_minutes * float(self._job_rate[job.job_class])
         serving = self._online & up
         replicas = np.bincount(self._service[serving], minlength=len(self._spec.services))
         requests = day.requests[:, column] / np.maximum(replicas, 1)
@@ -81,7 +81,7 @@ class _Fluid:
         for name, left in self._waiting.items():
             seats = np.array([c == name for c in self._classes])
             offered = done[seats].sum()
-            taken = min(offered, left)
+            taken = min(float(offered), left)
             self._waiting[name] = left - taken
             if offered > 0:
                 done[seats] *= taken / offered

@@ -144,7 +144,9 @@ class FactTeller:
             before = keys.pop((pod.namespace, pod.name), None)
             subject = Subject("pod", world.spec.name, object=f"{pod.namespace}/{pod.name}")
             if before is None:
-                facts.append(Fact(subject, "request", _document(pod, request), datetime.fromtimestamp(pod.created, UTC)))
+                facts.append(
+                    Fact(subject, "request", _document(pod, request), datetime.fromtimestamp(pod.created, UTC))
+                )
             if pod.started is not None and (before is None or before.started is None):
                 at = datetime.fromtimestamp(pod.started, UTC)
                 facts.append(Fact(subject, "started", at.isoformat(), at))

@@ -11,7 +11,15 @@ from sample_data.cluster.counters import Increments
 from sample_data.cluster.facts import FactTeller
 from sample_data.cluster.pods import SERVING_POOL
 from sample_data.cluster.quirks import Outages, flapping
-from sample_data.cluster.readings import BLANK, BOUND_BUCKET, GARBAGE, THROTTLE_POWER, THROTTLE_THERMAL, Instruments, Readings
+from sample_data.cluster.readings import (
+    BLANK,
+    BOUND_BUCKET,
+    GARBAGE,
+    THROTTLE_POWER,
+    THROTTLE_THERMAL,
+    Instruments,
+    Readings,
+)
 from sample_data.cluster.simulation import World
 from sample_data.cluster.spec import MIB, MIG_PROFILES, STEP_SECONDS
 
@@ -46,9 +54,14 @@ class Frames:
         self._vllm = np.array([s.app == "vllm" for s in spec.slices])
         self._online = np.array([s.online for s in spec.slices])
         self._sm_share = np.array(
-            [MIG_PROFILES[s.profile].sm_count / spec.cards[s.card].hardware.sm_count if s.profile else 1.0 for s in spec.slices]
+            [
+                MIG_PROFILES[s.profile].sm_count / spec.cards[s.card].hardware.sm_count if s.profile else 1.0
+                for s in spec.slices
+            ]
         )
-        self._memory_share = np.array([MIG_PROFILES[s.profile].memory_slices / 8 if s.profile else 1.0 for s in spec.slices])
+        self._memory_share = np.array(
+            [MIG_PROFILES[s.profile].memory_slices / 8 if s.profile else 1.0 for s in spec.slices]
+        )
 
     def batch(self) -> Batch:
         """Return the batch of the last minute."""
@@ -67,7 +80,12 @@ class Frames:
         """Cards that their node's exporter shows."""
         spec = self._world.spec
         up = [not self._outages.node_down(card.node, minute) for card in spec.cards]
-        return self._world.card_alive & np.array(up)
+        return np.logical_and(self._world.card_alive, up)
+
+    def _flaps(self, minute: int) -> BoolArray:
+        """Cards of which nothing can be told from what its pods use, because its own series carries a pod's name."""
+        spec = self._world.spec
+        return np.array([flapping(spec, c, minute) for c in range(len(spec.cards))])
 
     def _server_up(self, minute: int) -> BoolArray:
         """Slices whose pod's own page can be read."""
@@ -75,7 +93,7 @@ class Frames:
         observation = world.observation
         assert observation is not None  # noqa: S101 - readings follow a step
         up = [not self._outages.server_down(i, minute) for i in range(len(world.holders))]
-        return observation.running & np.array(up)
+        return np.logical_and(observation.running, up)
 
     def _time_ms(self) -> int:
         return int(self._world.now.timestamp() * 1000)
@@ -119,6 +137,9 @@ class Frames:
             "throttle_other_ratio": np.where(known, 0.0, np.nan),
             "source_age_seconds": np.zeros(len(r.gpu_util)),
         }
+        flaps = self._flaps(r.minute)
+        for name in ("busy_ratio", "memory_used_bytes"):
+            fields[name] = np.where(flaps, np.nan, fields[name])
         for name, of_instances in self._instance_sums(r).items():
             fields[name] = np.where(self._card_mig, of_instances, fields[name])
         fields |= {name: self._cards.grow(name, values, r.minute)[0] for name, values in errors.items()}
@@ -145,7 +166,7 @@ class Frames:
         }
         card, cards = self._world.card, len(self._world.spec.cards)
         return {
-            name: np.bincount(card, weights=np.where(self._mig, values, 0.0), minlength=cards)
+            name: np.bincount(card, weights=np.where(self._mig, values, 0.0), minlength=cards).astype(np.float64)
             for name, values in parts.items()
         }
 
@@ -183,16 +204,22 @@ class Frames:
         def own(instance: FloatArray, device: FloatArray, factor: FloatArray) -> FloatArray:
             return np.where(mig, instance * factor, np.where(whole, device[card], np.nan))
 
-        memory = np.where(mig, r.mig_fb_used * MIB, np.where(whole, r.fb_used[card] * MIB, r.pod_fb_used * MIB))
+        flaps = self._flaps(r.minute)[card]
+        pod_util, pod_memory = np.where(flaps, np.nan, r.pod_util), np.where(flaps, np.nan, r.pod_fb_used)
+        memory = np.where(mig, r.mig_fb_used * MIB, np.where(whole, r.fb_used[card] * MIB, pod_memory * MIB))
         memory = np.where(np.isfinite(r.hami_memory_used), r.hami_memory_used, memory)
-        busy = np.where(whole, r.gpu_util[card] / 100, r.pod_util / 100)
+        busy = np.where(whole, r.gpu_util[card] / 100, pod_util / 100)
         busy = np.where(np.isfinite(r.hami_util), np.minimum(r.hami_util / 100, 1.0), busy)
         fields = {
             "sm_quota_ratio": np.where(mig, share, np.where(whole, 1.0, r.hami_cores / 100)),
             "memory_quota_bytes": np.where(
                 mig,
                 (r.mig_fb_used + r.mig_fb_free) * MIB,
-                np.where(whole, self._card_memory[card], np.where(np.isnan(r.hami_memory_limit), r.hami_promised, r.hami_memory_limit)),
+                np.where(
+                    whole,
+                    self._card_memory[card],
+                    np.where(np.isnan(r.hami_memory_limit), r.hami_promised, r.hami_memory_limit),
+                ),
             ),
             "busy_ratio": busy,
             "engine_active_ratio": own(r.mig_engine, r.engine, share),
@@ -283,7 +310,9 @@ class Frames:
             code = r.xid[c]
             if np.isfinite(code) and code != self._xid.get(c, 0.0):
                 severity = Severity.CRITICAL if code == 79 else Severity.WARNING
-                batch.events.append(Event(subject, "xid", severity, f"XID {code:.0f}: reported by the driver", world.now))
+                batch.events.append(
+                    Event(subject, "xid", severity, f"XID {code:.0f}: reported by the driver", world.now)
+                )
                 self._xid[c] = code
             if not world.card_alive[c] and c not in self._lost:
                 self._lost.add(c)

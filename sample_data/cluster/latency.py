@@ -1,6 +1,6 @@
 """How long requests take: one sojourn distribution, from which every percentile, bucket and share within a bound comes.
 
-The mean wait is Sakasegawa's approximation of a G/G/m queue (Kingman's formula for m = 1); the sojourn time is lognormal
+The mean wait is Sakasegawa's approximation of a G/G/m queue (Kingman's formula for m = 1); sojourn times are lognormal
 with that mean and the variance of service plus wait. Work that the server cannot finish in the minute stays in a
 backlog; what waits longer than the time-out is given up and counts as outside.
 """

@@ -73,4 +73,3 @@ def _rotation(online: bool, rest: float, low: float, high: float) -> float:
         return (1 + (rest + high) * (1 + SWITCH_COST)) / (1 + (rest + low) * (1 + SWITCH_COST))
     # A process that always wants more gets what the others leave, at least its equal part.
     return max(1 - rest - low, 1 / (1 + rest + low)) / max(1 - rest - high, 1 / (1 + rest + high))
-

@@ -86,7 +86,10 @@ def _job(world: World, job: Job, phase: str, node: str, completed: int | None = 
     requests = [(resource, "integer", 1.0), ("cpu", "core", 4.0)]
     if job_class.name == "vgpu":
         memory = job_class.memory_bytes / MIB
-        requests += [("nvidia_com_gpucores", "integer", 100 * job_class.cards), ("nvidia_com_gpumem", "integer", memory)]
+        requests += [
+            ("nvidia_com_gpucores", "integer", 100 * job_class.cards),
+            ("nvidia_com_gpumem", "integer", memory),
+        ]
     return PodView(
         job.arrival.tenant, job.pod, job.workload, "main", "Job", job.name, world.spec.pool, node, phase,
         tuple(requests), (("service_class", "offline"),), _seconds(world, job.waiting_since), started, ended,

@@ -32,8 +32,6 @@ _ROBUST = 0.02  # sensitivity of work that feels little
 _TENSE = 1.0  # sensitivity of a planted victim
 _BOUND_MARGIN = 1.3  # bound against the promised percentile at the peak with a fair share and quiet neighbours
 
-_MIG, _MPS, _VGPU, _TS, _WHOLE = range(0, 4), range(4, 8), range(8, 12), (12, 13), (14, 15)
-
 
 def mixed(seed: int) -> ClusterSpec:
     """Return the preset `mixed`: inference by day, training by night, all five sharing kinds, planted pairs, decoys."""
@@ -76,7 +74,11 @@ class _Builder:
 
     def __post_init__(self) -> None:
         fail = int(stream(self.seed, "failure").integers(14 * 60, 17 * 60)) + 1440
-        for node, hardware, kind in (("node-a", A100_80, "mig"), ("node-b", H100_80, "mps"), ("node-c", L40S_48, "vgpu")):
+        for node, hardware, kind in (
+            ("node-a", A100_80, "mig"),
+            ("node-b", H100_80, "mps"),
+            ("node-c", L40S_48, "vgpu"),
+        ):
             for i in range(4):
                 hot = kind == "mig" and i == 3
                 fails = fail if kind == "vgpu" and i == 3 else None
@@ -91,11 +93,25 @@ class _Builder:
         sense = tuple((_TENSE if c in tense else _ROBUST) * rng.uniform(0.8, 1.0) for c in channels)
         return press, sense
 
-    def service(
-        self, card: int, name: str, tenant: str, app: App, peak: float, quota: float, *, tense: tuple[str, ...] = (),
-        instance: tuple[int, int, str] | None = None, memory_gib: float = 8.0, memory_quota_gib: float = 0.0,
-        growth_gib_per_hour: float = 0.0, restarts: tuple[int, ...] = (), width: float = 0.0, replicas: int = 1,
-        margin: float = _BOUND_MARGIN, **load: object,
+    def service(  # noqa: PLR0917 - a table's row
+        self,
+        card: int,
+        name: str,
+        tenant: str,
+        app: App,
+        peak: float,
+        quota: float,
+        *,
+        tense: tuple[str, ...] = (),
+        instance: tuple[int, int, str] | None = None,
+        memory_gib: float = 8.0,
+        memory_quota_gib: float = 0.0,
+        growth_gib_per_hour: float = 0.0,
+        restarts: tuple[int, ...] = (),
+        width: float = 0.0,
+        replicas: int = 1,
+        margin: float = _BOUND_MARGIN,
+        **load: object,
     ) -> None:
         """Add one replica; `peak` is the share of the card that it needs at the daily peak, without bursts."""
         spec = self.cards[card]
@@ -103,7 +119,11 @@ class _Builder:
         ordinal = sum(s.name == name for s in self.slices)
         rng = stream(self.seed, "service", name)
         tokens = float(rng.integers(80, 160)) if app == "vllm" else 1.0
-        seconds = tokens * rng.uniform(0.009, 0.013) if app == "vllm" else (rng.uniform(0.005, 0.008) if spec.sharing == "timeslice" else rng.uniform(0.012, 0.03))
+        seconds = (
+            tokens * rng.uniform(0.009, 0.013)
+            if app == "vllm"
+            else (rng.uniform(0.005, 0.008) if spec.sharing == "timeslice" else rng.uniform(0.012, 0.03))
+        )
         width = width or min(quota, peak) / (6.0 if app == "vllm" else 3.0)
         unit = width * sms * seconds  # SM-seconds of one request, alone
         press, sense = self._vectors(f"{name}#{ordinal}", {}, tense)
@@ -111,10 +131,15 @@ class _Builder:
             # Rate for all replicas: what one of them can take at its peak, times how many there will be.
             rate = peak * sms / unit * replicas
             self.services[name] = ServiceSpec(
-                name, tenant,
-                Objective(quantity="e2e", share=_share(app, spec.sharing),
-                          bound_seconds=self._bound(spec.sharing, seconds, peak, quota, width, app, margin)),
-                rate, **{"peak_hour": float(rng.uniform(13.0, 15.0)), **load},  # type: ignore[arg-type]  # fields of ServiceSpec
+                name,
+                tenant,
+                Objective(
+                    quantity="e2e",
+                    share=_share(app, spec.sharing),
+                    bound_seconds=self._bound(spec.sharing, seconds, peak, quota, width, app, margin),
+                ),
+                rate,
+                **{"peak_hour": float(rng.uniform(13.0, 15.0)), **load},  # type: ignore[arg-type]  # fields of ServiceSpec
             )
         else:
             unit = self.services[name].peak_per_second and peak * sms / (self.services[name].peak_per_second / replicas)
@@ -122,11 +147,30 @@ class _Builder:
         used = memory_gib * GIB * rng.uniform(0.9, 1.0)
         self.slices.append(
             SliceSpec(
-                card, spec.sharing, "online", name, tenant, app, quota, self._memory_quota(instance, memory_quota_gib, memory_gib),
-                used, ordinal, *_instance(instance), unit_sm_seconds=unit, unit_seconds=seconds, tokens_per_request=tokens,
-                width=width, cv=0.25 if app == "vllm" else 0.3, load_slowing=0.12, sensitivity=sense, pressure=press,
-                power_intensity=0.8, dram_per_sm=0.75 if app == "vllm" else 0.35, tensor_per_sm=0.3,
-                pcie_bytes_per_second=3e8, memory_growth_bytes_per_hour=growth_gib_per_hour * GIB,
+                card,
+                spec.sharing,
+                "online",
+                name,
+                tenant,
+                app,
+                quota,
+                self._memory_quota(instance, memory_quota_gib, memory_gib),
+                used,
+                ordinal,
+                *_instance(instance),
+                unit_sm_seconds=unit,
+                unit_seconds=seconds,
+                tokens_per_request=tokens,
+                width=width,
+                cv=0.25 if app == "vllm" else 0.3,
+                load_slowing=0.12,
+                sensitivity=sense,
+                pressure=press,
+                power_intensity=0.8,
+                dram_per_sm=0.75 if app == "vllm" else 0.35,
+                tensor_per_sm=0.3,
+                pcie_bytes_per_second=3e8,
+                memory_growth_bytes_per_hour=growth_gib_per_hour * GIB,
                 restarts_at_minutes=restarts,
             )
         )
@@ -138,7 +182,7 @@ class _Builder:
         return (quota_gib or round(used_gib * 1.35)) * GIB
 
     @staticmethod
-    def _bound(
+    def _bound(  # noqa: PLR0917 - a row of a table
         kind: SliceKind, seconds: float, peak: float, quota: float, width: float, app: App, margin: float
     ) -> float:
         """Return a bound that a fair share keeps at 1.6 times the daily peak, rounded to two digits."""
@@ -147,14 +191,27 @@ class _Builder:
         stretch = 2.0 if kind == "timeslice" else 1.0
         cv = 0.25 if app == "vllm" else 0.3
         t = np.array([seconds * (1.0 + 0.12 * load) * 1.03 * stretch])
-        times = sojourn(t, np.array([min(load * stretch, 0.9)]), np.array([available / width]), np.array([cv]), np.zeros(1))
+        times = sojourn(
+            t, np.array([min(load * stretch, 0.9)]), np.array([available / width]), np.array([cv]), np.zeros(1)
+        )
         exact = float(times.quantile(_share(app, kind))[0]) * margin
         return float(f"{exact:.2g}")
 
     def trainer(
-        self, card: int, name: str, tenant: str, quota: float, *, pressure: dict[str, float] | None = None,
-        tense: tuple[str, ...] = (), instance: tuple[int, int, str] | None = None, memory_gib: float = 12.0,
-        width: float = 0.85, waves_of: str = "", memory_quota_gib: float = 0.0, intensity: float = 0.95,
+        self,
+        card: int,
+        name: str,
+        tenant: str,
+        quota: float,
+        *,
+        pressure: dict[str, float] | None = None,
+        tense: tuple[str, ...] = (),
+        instance: tuple[int, int, str] | None = None,
+        memory_gib: float = 12.0,
+        width: float = 0.85,
+        waves_of: str = "",
+        memory_quota_gib: float = 0.0,
+        intensity: float = 0.95,
     ) -> None:
         """Add a trainer: one long-lived pod that runs job after job."""
         spec = self.cards[card]
@@ -164,25 +221,63 @@ class _Builder:
         step = rng.uniform(0.5, 1.5) * share * spec.hardware.sm_count  # 0.5..1.5 s a step at the quota it starts with
         self.slices.append(
             SliceSpec(
-                card, spec.sharing, "trainer", name, tenant, "trainer", quota, self._memory_quota(instance, memory_quota_gib, memory_gib),
-                memory_gib * GIB * rng.uniform(0.9, 1.0), 0, *_instance(instance), unit_sm_seconds=step,
-                width=quota if instance is not None else width, sensitivity=sense, pressure=press, power_intensity=intensity,
-                dram_per_sm=0.55, tensor_per_sm=0.55, pcie_bytes_per_second=4e9 if pressure and "pcie" in pressure else 5e8,
+                card,
+                spec.sharing,
+                "trainer",
+                name,
+                tenant,
+                "trainer",
+                quota,
+                self._memory_quota(instance, memory_quota_gib, memory_gib),
+                memory_gib * GIB * rng.uniform(0.9, 1.0),
+                0,
+                *_instance(instance),
+                unit_sm_seconds=step,
+                width=quota if instance is not None else width,
+                sensitivity=sense,
+                pressure=press,
+                power_intensity=intensity,
+                dram_per_sm=0.55,
+                tensor_per_sm=0.55,
+                pcie_bytes_per_second=4e9 if pressure and "pcie" in pressure else 5e8,
                 waves_of=waves_of,
             )
         )
 
-    def seat(self, card: int, job_class: str, number: int, quota: float, *, instance: tuple[int, int, str] | None = None,
-             memory_gib: float = 12.0) -> None:
+    def seat(
+        self,
+        card: int,
+        job_class: str,
+        number: int,
+        quota: float,
+        *,
+        instance: tuple[int, int, str] | None = None,
+        memory_gib: float = 12.0,
+    ) -> None:
         """Add a place for queue jobs."""
         spec = self.cards[card]
         name = f"seat-{spec.node}-{spec.index}-{number}"
         press, sense = self._vectors(name, dict.fromkeys(("sm", "dram", "l2", "pcie"), 0.0), ())
         self.slices.append(
             SliceSpec(
-                card, spec.sharing, "seat", name, "", "trainer", quota, self._memory_quota(instance, 0.0, memory_gib),
-                memory_gib * GIB * 0.8, number, *_instance(instance), unit_sm_seconds=quota * spec.hardware.sm_count,
-                width=quota * 0.92, sensitivity=sense, pressure=press, dram_per_sm=0.5, tensor_per_sm=0.5, seat_class=job_class,
+                card,
+                spec.sharing,
+                "seat",
+                name,
+                "",
+                "trainer",
+                quota,
+                self._memory_quota(instance, 0.0, memory_gib),
+                memory_gib * GIB * 0.8,
+                number,
+                *_instance(instance),
+                unit_sm_seconds=quota * spec.hardware.sm_count,
+                width=quota * 0.92,
+                sensitivity=sense,
+                pressure=press,
+                dram_per_sm=0.5,
+                tensor_per_sm=0.5,
+                seat_class=job_class,
             )
         )
 
@@ -209,11 +304,35 @@ def _node_mig(b: _Builder) -> None:
     b.service(0, "ocr", "vision", "triton", 0.10, two, tense=("pcie",), instance=(3, 0, "2g.20gb"), margin=1.19)
     b.service(0, "embed", "language", "triton", 0.09, two, instance=(5, 2, "2g.20gb"))
     b.trainer(0, "segment-train", "vision", three, pressure={"pcie": 0.30}, instance=(2, 4, "3g.40gb"), memory_gib=30)
-    b.service(1, "rerank", "language", "triton", 0.09, two, instance=(4, 2, "2g.20gb"), replicas=2,
-              slow_episodes_per_day=9.0, slow_episode_gain=0.35)
+    b.service(
+        1,
+        "rerank",
+        "language",
+        "triton",
+        0.09,
+        two,
+        instance=(4, 2, "2g.20gb"),
+        replicas=2,
+        slow_episodes_per_day=9.0,
+        slow_episode_gain=0.35,
+    )
     b.slices.append(
-        SliceSpec(1, "mig", "held", "notebook-li", "research", "none", one, float(MIG_PROFILES["1g.10gb"].memory_bytes),
-                  2.5 * GIB, 0, "1g.10gb", 11, 5, width=one)
+        SliceSpec(
+            1,
+            "mig",
+            "held",
+            "notebook-li",
+            "research",
+            "none",
+            one,
+            float(MIG_PROFILES["1g.10gb"].memory_bytes),
+            2.5 * GIB,
+            0,
+            "1g.10gb",
+            11,
+            5,
+            width=one,
+        )
     )
     b.seat(1, "mig", 0, one, instance=(13, 6, "1g.10gb"), memory_gib=7)
     b.trainer(2, "detect-train", "vision", four, pressure={"pcie": 0.26}, instance=(1, 0, "4g.40gb"), memory_gib=31)
@@ -261,14 +380,26 @@ def _node_vgpu(b: _Builder) -> None:
     b.trainer(8, "clip-train", "vision", 0.16, pressure={"dram": 0.28}, memory_gib=9)
     b.trainer(8, "echo-train", "research", 0.10, memory_gib=7, waves_of="clip-train", width=0.3)
     b.service(9, "speech", "language", "triton", 0.11, 0.30, memory_gib=8, tense=("l2",), margin=1.19)
-    b.service(9, "intent", "language", "triton", 0.08, 0.26, memory_gib=6, replicas=2, slow_episodes_per_day=9.0,
-              slow_episode_gain=0.35)
+    b.service(
+        9,
+        "intent",
+        "language",
+        "triton",
+        0.08,
+        0.26,
+        memory_gib=6,
+        replicas=2,
+        slow_episodes_per_day=9.0,
+        slow_episode_gain=0.35,
+    )
     b.service(9, "retry", "language", "triton", 0.06, 0.20, memory_gib=5, reacts_to="intent", reaction_minutes=0)
     b.trainer(9, "tts-train", "language", 0.16, pressure={"l2": 0.30}, memory_gib=9)
     b.service(10, "vision-gate", "vision", "triton", 0.12, 0.34, memory_gib=8)
     b.service(10, "vision-log", "vision", "triton", 0.08, 0.24, memory_gib=6, downstream_of="vision-gate")
     b.trainer(10, "rl-train", "research", 0.16, memory_gib=10)
-    b.service(10, "kvstore", "research", "triton", 0.04, 0.12, memory_gib=5, memory_quota_gib=8, growth_gib_per_hour=0.062)
+    b.service(
+        10, "kvstore", "research", "triton", 0.04, 0.12, memory_gib=5, memory_quota_gib=8, growth_gib_per_hour=0.062
+    )
     b.service(11, "chat", "language", "vllm", 0.13, 0.36, memory_gib=16, replicas=2)
     b.service(11, "intent", "language", "triton", 0.08, 0.26, memory_gib=6, replicas=2)
     b.trainer(11, "video-train", "vision", 0.16, memory_gib=10)

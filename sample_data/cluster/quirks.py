@@ -49,4 +49,6 @@ class Outages:
 def flapping(spec: ClusterSpec, card: int, minute: int) -> bool:
     """Whether a card's own series carries the name of one of its pods in a minute, so that nothing is its own."""
     c = spec.cards[card]
-    return spec.quirks and c.sharing == "timeslice" and c.index == 1 and minute % FLAP_EVERY >= FLAP_EVERY - FLAP_MINUTES
+    return (
+        spec.quirks and c.sharing == "timeslice" and c.index == 1 and minute % FLAP_EVERY >= FLAP_EVERY - FLAP_MINUTES
+    )

@@ -1,7 +1,7 @@
 """What instruments measure of the cluster, already in the units and roundings in which exporters print it.
 
-Text exporters and `frames` share these values, and with them every quirk that destroys a value: a sample that is missing
-is NaN for both. Counters stand as the exporter's process holds them; `epoch` counts its restarts.
+Text exporters and `frames` share these values, and with them every quirk that destroys one: a sample that is missing is
+NaN for both. Counters stand as the exporter's process holds them; `epoch` counts its restarts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ MISSING_SHARE = 0.005  # samples that a device exporter loses
 GARBAGE = 4294967295.0
 BLANK = 9223372036854775794.0
 # Buckets of the servers' latency histograms, as multiples of the promised bound (one of them is the bound).
-BUCKETS = np.array([0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, np.inf])
+BUCKETS = np.array(
+    [0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, np.inf]
+)
 BOUND_BUCKET = 11
 
 THROTTLE_THERMAL = 0x40
@@ -35,7 +37,7 @@ REMAP_WARNING_MINUTES = 90  # an uncorrectable error, XID 63 and a pending row r
 
 @dataclass(slots=True)
 class Readings:
-    """One cycle's values. Card arrays are per card, slice arrays per slice of the spec; NaN is a sample that is not there."""
+    """One cycle's values: an array over cards, or over the slices of the spec; NaN is a sample that is not there."""
 
     minute: int
     # cards
@@ -65,7 +67,7 @@ class Readings:
     rows_corrected: FloatArray
     rows_uncorrected: FloatArray
     remap_pending: FloatArray
-    # slices: MIG instances (of the instance)
+    # slices, of the MIG instance
     mig_engine: FloatArray
     mig_sm: FloatArray
     mig_occupancy: FloatArray
@@ -73,17 +75,17 @@ class Readings:
     mig_dram: FloatArray
     mig_fb_used: FloatArray
     mig_fb_free: FloatArray
-    # slices: processes of a pod on a shared card
+    # slices, the processes of a pod on a shared card
     pod_util: FloatArray
     pod_fb_used: FloatArray
-    # slices: HAMi
+    # slices under HAMi
     hami_util: FloatArray
     hami_memory_used: FloatArray
     hami_memory_limit: FloatArray
     hami_cores: FloatArray
     hami_last_kernel: FloatArray
     hami_promised: FloatArray  # bytes, by the scheduler
-    # slices: servers and trainers (counters)
+    # slices, counters of servers and trainers
     buckets: FloatArray  # (slices, buckets), cumulative over buckets
     latency_sum: FloatArray
     requests: FloatArray
@@ -116,12 +118,8 @@ class Instruments:
         self._idle_seconds = np.zeros(n)
         self._job: list[str] = [""] * n
         bounds = {s.name: s.objective.bound_seconds for s in spec.services}
-        self.edges = np.stack(
-            [np.round(BUCKETS * bounds.get(s.name, 1.0), 5) for s in spec.slices]
-        )
-        self._instance_sms = np.array(
-            [MIG_PROFILES[s.profile].sm_count if s.profile else np.nan for s in spec.slices]
-        )
+        self.edges = np.stack([np.round(BUCKETS * bounds.get(s.name, 1.0), 5) for s in spec.slices])
+        self._instance_sms = np.array([MIG_PROFILES[s.profile].sm_count if s.profile else np.nan for s in spec.slices])
         self._instance_memory = np.array(
             [MIG_PROFILES[s.profile].memory_slices / 8 if s.profile else np.nan for s in spec.slices]
         )
@@ -171,7 +169,15 @@ class Instruments:
                 fresh.add(i)
         if fresh:
             index = sorted(fresh)
-            for array in (self._hist, self._counts, self._latency_sum, self._failures, self._service_sum, self._steps, self._step_seconds):
+            for array in (
+                self._hist,
+                self._counts,
+                self._latency_sum,
+                self._failures,
+                self._service_sum,
+                self._steps,
+                self._step_seconds,
+            ):
                 array[index] = 0.0
 
     def _count(self, o: Observation) -> None:
@@ -218,7 +224,8 @@ class Instruments:
             sm_clock=np.round(self._sm_clock * o.clock / 15) * 15 * alive,
             memory_clock=self._memory_clock * alive,
             temperature=np.round(thermals.temperature + rng.normal(0, 0.3, cards)) * alive,
-            memory_temperature=np.round(thermals.temperature + 8) * np.where(self._has_memory_temperature, alive, np.nan),
+            memory_temperature=np.round(thermals.temperature + 8)
+            * np.where(self._has_memory_temperature, alive, np.nan),
             power=np.round(thermals.power * np.exp(rng.normal(0, 0.006, cards)), 3) * alive,
             energy=np.floor(cluster.energy_joules * 1000.0) * alive,
             pcie_replay=np.zeros(cards) * alive,
@@ -239,16 +246,20 @@ class Instruments:
             rows_corrected=rows * alive,
             rows_uncorrected=dead_rows * alive,
             remap_pending=pending * alive,
-            mig_engine=np.round(np.where(self._is_mig, np.minimum(o.duty, 1.0) * 0.998, np.nan), 6),
+            mig_engine=_only(self._is_mig, np.round(np.minimum(o.duty, 1.0) * 0.998, 6)),
             mig_sm=np.round(self._of_instance(used), 6),
             mig_occupancy=np.round(self._of_instance(used) * 0.48, 6),
             mig_tensor=np.round(self._of_instance(tensor), 6),
-            mig_dram=np.round(np.where(self._is_mig, np.minimum(self._of_instance(used) * self._dram, 0.95), np.nan), 6),
+            mig_dram=_only(self._is_mig, np.round(np.minimum(self._of_instance(used) * self._dram, 0.95), 6)),
             mig_fb_used=np.where(self._is_mig, np.maximum(memory, 14.0), np.nan),
             mig_fb_free=np.where(self._is_mig, np.floor(cluster.memory_quota / MIB) - np.maximum(memory, 14.0), np.nan),
             pod_util=np.where(self._per_pod & cluster.held, np.round(np.minimum(o.duty, 1.0) * 100), np.nan),
             pod_fb_used=np.where(self._per_pod & cluster.held, memory, np.nan),
-            hami_util=np.where(self._is_vgpu & o.running, np.round(np.minimum(o.duty, 1.0) * 100 * np.where(rng.random(n) < 0.05, 1.03, 1.0)), np.nan),
+            hami_util=np.where(
+                self._is_vgpu & o.running,
+                np.round(np.minimum(o.duty, 1.0) * 100 * np.where(rng.random(n) < 0.05, 1.03, 1.0)),
+                np.nan,
+            ),
             hami_memory_used=np.where(self._is_vgpu & o.running, memory * MIB, np.nan),
             hami_memory_limit=np.where(self._is_vgpu & o.running, np.floor(cluster.memory_quota / MIB) * MIB, np.nan),
             hami_cores=np.where(self._is_vgpu & cluster.held, np.round(cluster.quota * 100), np.nan),
@@ -263,7 +274,7 @@ class Instruments:
             service_units=np.floor(counts[:, -1] * self._tokens),
             waiting=np.round(o.backlog),
             running_requests=np.round(o.finished / STEP_SECONDS * o.sojourn.mean),
-            kv_cache=np.round(np.where(self._vllm & o.running, np.minimum(0.1 + 0.8 * o.load, 0.98), np.nan), 4),
+            kv_cache=_only(self._vllm & o.running, np.round(np.minimum(o.load * 0.8 + 0.1, 0.98), 4)),
             steps=np.floor(self._steps + 1e-6),
             step_seconds_sum=np.round(self._step_seconds, 6),
         )
@@ -273,27 +284,25 @@ class Instruments:
 
     def _lose(self, readings: Readings) -> None:
         """Quirks that destroy values: lost samples, a blank and a garbage sample."""
-        names = _DEVICE_FIELDS
-        for name, lost in zip(names, self._rng.random((len(names), len(readings.gpu_util))) < MISSING_SHARE, strict=True):
-            if name in ("gpu_util", "fb_used"):
-                lost &= ~self._card_shared  # beside the pods' series of that name the device's own is always there
-            if lost.any():
-                getattr(readings, name)[lost] = np.nan
-        names = _SLICE_FIELDS
-        for name, lost in zip(names, self._rng.random((len(names), len(readings.mig_sm))) < MISSING_SHARE, strict=True):
-            if lost.any():
-                getattr(readings, name)[lost] = np.nan
+        for names, count in ((_DEVICE_FIELDS, len(readings.gpu_util)), (_SLICE_FIELDS, len(readings.mig_sm))):
+            every = self._rng.random((len(names), count)) < MISSING_SHARE
+            for name, drawn in zip(names, every, strict=True):
+                # Beside the pods' series of the same name a shared card's own is always there.
+                lost = drawn & ~self._card_shared if name in ("gpu_util", "fb_used") else drawn
+                if lost.any():
+                    getattr(readings, name)[lost] = np.nan
         if readings.minute % 997 == 613:
             readings.temperature[readings.minute % len(readings.temperature)] = GARBAGE
         if readings.minute % 997 == 211:
             readings.memory_clock[0] = BLANK
 
     def _by_card(self, values: FloatArray) -> FloatArray:
-        return np.bincount(self._cluster.card, weights=values, minlength=len(self._cluster.spec.cards))
+        cards = len(self._cluster.spec.cards)
+        return np.bincount(self._cluster.card, weights=values, minlength=cards).astype(np.float64)
 
     def _of_instance(self, share: FloatArray) -> FloatArray:
         """Turn shares of the card into shares of the MIG instance (NaN for other kinds)."""
-        return np.minimum(share * self._cluster.sms / self._instance_sms, 1.0)
+        return np.asarray(np.minimum(share * self._cluster.sms / self._instance_sms, 1.0))
 
     def _memory_errors(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
         """Early signs of a failing card: corrected errors, remapped rows, an uncorrectable one, a pending remap."""
@@ -320,11 +329,15 @@ class Instruments:
         return xid
 
 
-_DEVICE_FIELDS = (
+def _only(there: npt.NDArray[np.bool_], values: npt.NDArray[np.floating]) -> FloatArray:
+    return np.asarray(np.where(there, values, np.nan), dtype=np.float64)
+
+
+_DEVICE_FIELDS: tuple[str, ...] = (
     "gpu_util", "memory_util", "sm_clock", "temperature", "power", "energy", "fb_used", "fb_free", "engine",
     "sm_active", "occupancy", "tensor", "dram", "pcie_tx", "pcie_rx", "clock_reasons",
 )  # fmt: skip
-_SLICE_FIELDS = (
+_SLICE_FIELDS: tuple[str, ...] = (
     "mig_engine", "mig_sm", "mig_occupancy", "mig_tensor", "mig_dram", "mig_fb_used", "pod_util", "pod_fb_used",
     "hami_util", "hami_memory_used",
 )  # fmt: skip

@@ -156,7 +156,9 @@ class Pool:
         total = self.capacity_cards()
         share = {t: min(self.quota[t], demand[t]) for t in self.queues}
         left = max(total - sum(share.values()), 0.0)
-        for level in sorted({q.priority for q in self.queues.values()}, reverse=True) if self.rule == "kai" else (None,):
+        for level in (
+            sorted({q.priority for q in self.queues.values()}, reverse=True) if self.rule == "kai" else (None,)
+        ):
             asking = [t for t, q in self.queues.items() if level is None or q.priority == level]
             left = _spread(share, demand, asking, left, self._weights())
         return share

@@ -75,5 +75,3 @@ def score(truth: Truth, spec: ClusterSpec) -> Score:
         energy_kwh=energy / 3.6e6,
         energy_per_useful_joules=energy / max(float(useful.sum()), 1.0),
     )
-
-

@@ -75,7 +75,7 @@ def pressing(share: FloatArray) -> FloatArray:
 
 
 def _headroom(room: FloatArray, demand: FloatArray) -> FloatArray:
-    """Return 1 where the mean need is free `ENOUGH_ROOM` times, so that peaks within the minute find SMs; 0 when scarce."""
+    """Return 1 where the mean need is free `ENOUGH_ROOM` times, so that a minute's peaks find SMs, 0 when scarce."""
     times = np.divide(room, demand, out=np.full_like(room, ENOUGH_ROOM), where=demand > 0)
     return np.clip((times - SCARCE_ROOM) / (ENOUGH_ROOM - SCARCE_ROOM), 0.0, 1.0)
 
@@ -127,27 +127,20 @@ class Divider:
         free = np.maximum(1.0 - used[self._card], 0.0)
         room = np.minimum(cap, granted + free)
         available = np.where(self._pooled, room + (cap - room) * _headroom(room, demand), available)
-        self._rotate(cap, demand, wave, granted, available, stretch)
-        return Grant(granted, available, stretch)
+        grant = Grant(granted, available, stretch)
+        self._rotate(cap, demand, wave, grant)
+        return grant
 
-    def _rotate(
-        self,
-        cap: FloatArray,
-        demand: FloatArray,
-        wave: FloatArray,
-        granted: FloatArray,
-        available: FloatArray,
-        stretch: FloatArray,
-    ) -> None:
-        """Time slicing: a request takes n times as long among n active processes; time nobody needs goes to the rest."""
+    def _rotate(self, cap: FloatArray, demand: FloatArray, wave: FloatArray, grant: Grant) -> None:
+        """Time slicing: a request takes n times as long among n active processes; the rest share what time is left."""
         for c in self._rotating_cards:
             members = self._members[c]
             alive = cap[members] > 0
             wish = np.where(self._online[members], demand[members] / self._width[members], wave[members])
             time = np.where(alive, np.minimum(wish, 1.0), 0.0)
             others = time.sum() - time
-            granted[members] = water_fill(time) * self._width[members]
-            available[members] = np.where(alive, self._width[members], 0.0)
-            stretch[members] = np.where(
+            grant.granted[members] = water_fill(time) * self._width[members]
+            grant.available[members] = np.where(alive, self._width[members], 0.0)
+            grant.stretch[members] = np.where(
                 self._online[members], 1.0 + others * (1.0 + SWITCH_COST), 1.0 + others * SWITCH_COST
             )

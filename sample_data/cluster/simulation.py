@@ -12,7 +12,7 @@ from sample_data.cluster.arrivals import Arrivals, Day, JobArrival
 from sample_data.cluster.latency import Sojourn, serve, sojourn
 from sample_data.cluster.power import Thermals, power_clock
 from sample_data.cluster.scheduler import Job, Pool
-from sample_data.cluster.sharing import PRESSURE_KNEE, Divider, Pairs
+from sample_data.cluster.sharing import PRESSURE_KNEE, Divider, Grant, Pairs
 from sample_data.cluster.spec import STEP_SECONDS, ClusterSpec, SliceSpec
 from sample_data.cluster.streams import hex_name
 from sample_data.cluster.truth import Minute, Truth
@@ -84,9 +84,7 @@ class World:
         self._trains = np.array([s.app == "trainer" for s in slices])
         names = [s.name for s in spec.services]
         self.service = np.array([names.index(s.name) if s.online else -1 for s in slices])
-        self._bound = np.array(
-            [spec.services[k].objective.bound_seconds if k >= 0 else np.nan for k in self.service]
-        )
+        self._bound = np.array([spec.services[k].objective.bound_seconds if k >= 0 else np.nan for k in self.service])
         # Quotas: in force for running work, and for what starts next.
         self.quota = np.array([s.sm_quota for s in slices])
         self._nominal = np.array([s.width if s.kind == "timeslice" else s.sm_quota for s in slices])
@@ -120,12 +118,12 @@ class World:
     @property
     def held(self) -> BoolArray:
         """Slices that somebody holds."""
-        return np.array([h is not None for h in self.holders])
+        return np.array([h is not None for h in self.holders], dtype=np.bool_)
 
     @property
     def trains(self) -> BoolArray:
         """Slices whose pod does steps of training."""
-        return self._trains & self.held
+        return np.asarray(self._trains & self.held)
 
     def slice_id(self, index: int) -> str:
         """Return the id that rows carry; empty for a share that nobody holds and that is no MIG instance."""
@@ -156,10 +154,12 @@ class World:
 
         rate = grant.available * self.sms / (self._unit * drag * np.where(self.online, grant.stretch, 1.0))
         served = serve(arrived, self.backlog, np.where(self.online, rate, 0.0), STEP_SECONDS)
-        service_seconds, times, load = self._latency(arrived, grant.available, grant.stretch, drag, rate, day, column)
+        service_seconds, times, load = self._latency(arrived, grant, drag, rate, (day, column))
         if served.delay_seconds.any():
             times = sojourn(service_seconds, load, self._lanes(grant.available), self._cv, served.delay_seconds)
-        steps = np.where(self.online, 0.0, grant.granted * self.sms * STEP_SECONDS / (self._unit * drag * grant.stretch))
+        steps = np.where(
+            self.online, 0.0, grant.granted * self.sms * STEP_SECONDS / (self._unit * drag * grant.stretch)
+        )
         noise = day.noise[:, column]
         with np.errstate(divide="ignore", invalid="ignore"):
             step_seconds = np.where(steps > 0, STEP_SECONDS * wave / steps * noise, np.nan)
@@ -190,7 +190,17 @@ class World:
             activity,
             slowing,
         )
-        self._remember(arrived, lost, within, steps, used, demand, wave, activity, discarded)
+        self._remember(
+            arrived=arrived,
+            lost=lost,
+            within=within,
+            steps=steps,
+            used=used,
+            demand=demand,
+            wave=wave,
+            activity=activity,
+            discarded=discarded,
+        )
         self._schedule(day.jobs[column])
         self.minute += 1
 
@@ -238,25 +248,21 @@ class World:
 
     def _lanes(self, available: FloatArray) -> FloatArray:
         """Requests that run side by side on what is available, each at its own width."""
-        return np.maximum(available / self._width, 1.0)
+        return np.asarray(np.maximum(available / self._width, 1.0))
 
     def _latency(
-        self,
-        arrived: FloatArray,
-        available: FloatArray,
-        stretch: FloatArray,
-        drag: FloatArray,
-        rate: FloatArray,
-        day: Day,
-        column: int,
+        self, arrived: FloatArray, grant: Grant, drag: FloatArray, rate: FloatArray, outside: tuple[Day, int]
     ) -> tuple[FloatArray, Sojourn, FloatArray]:
+        """Return service time, sojourn times and load of every server (1 s where there is none)."""
+        day, column = outside
+        available = grant.available
         with np.errstate(divide="ignore", invalid="ignore"):
             load = np.where(rate > 0, (arrived + self.backlog) / (rate * STEP_SECONDS), 0.0)
             narrow = np.where(available > 0, np.maximum(self._width / available, 1.0), 1.0)
         heavier = np.where(self.online, day.heavier[np.maximum(self.service, 0), column], 1.0)
         fill = arrived * self._unit / (STEP_SECONDS * self.sms * self._nominal)  # of the share it was sized for
         batching = 1.0 + self._load_slowing * np.minimum(fill, 1.0)
-        seconds = self._unit_seconds * drag * stretch * narrow * heavier * batching * day.noise[:, column]
+        seconds = self._unit_seconds * drag * grant.stretch * narrow * heavier * batching * day.noise[:, column]
         seconds = np.where(self.online, seconds, 1.0)
         return seconds, sojourn(seconds, load, self._lanes(available), self._cv, np.zeros_like(seconds)), load
 
@@ -310,7 +316,7 @@ class World:
     # -- sums ------------------------------------------------------------------------------------------------------
 
     def _sum_cards(self, values: FloatArray) -> FloatArray:
-        return np.bincount(self.card, weights=values, minlength=len(self.spec.cards))
+        return np.bincount(self.card, weights=values, minlength=len(self.spec.cards)).astype(np.float64)
 
     def _card_activity(self) -> FloatArray:
         if self.observation is None:
@@ -318,10 +324,12 @@ class World:
         return self._sum_cards(self.observation.used * self._intensity)
 
     def _memory(self, running: BoolArray) -> FloatArray:
-        """Memory in use: it grows, and a process that is refused more dies and starts anew; a lower quota frees nothing."""
+        """Memory in use: what is refused more dies and starts anew; a lower quota alone frees nothing."""
         self._grown = np.where(running, self._grown + self._memory_growth / 60.0, 0.0)
         used = self._memory_base + self._grown
-        self.out_of_memory = [int(i) for i in np.flatnonzero(running & (self._memory_growth > 0) & (used > self.memory_quota))]
+        self.out_of_memory = [
+            int(i) for i in np.flatnonzero(running & (self._memory_growth > 0) & (used > self.memory_quota))
+        ]
         for i in self.out_of_memory:
             self._grown[i] = 0.0
             self.killed.add(i)
@@ -331,6 +339,7 @@ class World:
 
     def _remember(
         self,
+        *,
         arrived: FloatArray,
         lost: FloatArray,
         within: FloatArray,
@@ -343,9 +352,11 @@ class World:
     ) -> None:
         services = len(self.spec.services)
         online = self.online
-        held = np.where(self.held, np.where(self.kind == "timeslice", 1.0, self.quota), 0.0) * self.card_alive[self.card]
+        held = (
+            np.where(self.held, np.where(self.kind == "timeslice", 1.0, self.quota), 0.0) * self.card_alive[self.card]
+        )
         requests = np.bincount(self.service[online], weights=arrived[online], minlength=services) + lost
-        inside = np.bincount(self.service[online], weights=within[online], minlength=services)
+        inside = np.bincount(self.service[online], weights=within[online], minlength=services).astype(np.float64)
         self.truth.minutes.append(
             Minute(
                 useful=np.where(online, within, steps) * self._unit,

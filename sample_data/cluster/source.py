@@ -26,7 +26,7 @@ class SimulatedSource:
         """
         if now != self._cluster.now:
             raise UnreachableError(
-                f"the simulated cluster stands at {self._cluster.now.isoformat()}, expected {now.isoformat()}: step it first"
+                f"expected the cluster at {now.isoformat()}, it is at {self._cluster.now.isoformat()}: step it first"
             )
         return self._cluster.frames()
 

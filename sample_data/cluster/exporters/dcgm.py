@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import dataclass
-
+from functools import cache
+from importlib.resources import files
 
 from sample_data.cluster.exporters.text import head, samples
 from sample_data.cluster.quirks import LAST_WORDS_MINUTES, STALE_MINUTES, flapping
@@ -11,38 +13,31 @@ from sample_data.cluster.readings import Readings
 from sample_data.cluster.simulation import Holder, World
 from sample_data.cluster.spec import CardSpec, SliceSpec
 
-# Name, name since DCGM 4.6, TYPE, HELP, reading of the card, reading of the MIG instance (None: the card's, repeated;
-# "": not exported under MIG), written as an integer.
-_METRICS: tuple[tuple[str, str, str, str, str, str | None, bool], ...] = (
-    ("DCGM_FI_DEV_SM_CLOCK", "DCGM_FI_DEV_SM_CLOCK", "gauge", "SM clock frequency (in MHz).", "sm_clock", None, True),
-    ("DCGM_FI_DEV_MEM_CLOCK", "DCGM_FI_DEV_MEM_CLOCK", "gauge", "Memory clock frequency (in MHz).", "memory_clock", None, True),
-    ("DCGM_FI_DEV_MEMORY_TEMP", "DCGM_FI_DEV_MEMORY_TEMP_CELSIUS", "gauge", "Memory temperature (in C).", "memory_temperature", None, True),
-    ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_GPU_TEMP_CELSIUS", "gauge", "GPU temperature (in C).", "temperature", None, True),
-    ("DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_BOARD_POWER_WATTS", "gauge", "Power draw (in W).", "power", None, False),
-    ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "counter", "Total energy consumption since boot (in mJ).", "energy", None, True),
-    ("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "DCGM_FI_DEV_PCIE_REPLAY_TOTAL", "counter", "Total number of PCIe retries.", "pcie_replay", None, True),
-    ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_GPU_UTIL_RATIO", "gauge", "GPU utilization (in %).", "gpu_util", "", True),
-    ("DCGM_FI_DEV_MEM_COPY_UTIL", "DCGM_FI_DEV_MEM_COPY_UTIL", "gauge", "Memory utilization (in %).", "memory_util", "", True),
-    ("DCGM_FI_DEV_XID_ERRORS", "DCGM_FI_DEV_XID_ERROR", "gauge", "Value of the last XID error encountered.", "xid", None, True),
-    ("DCGM_FI_DEV_FB_FREE", "DCGM_FI_DEV_FB_FREE", "gauge", "Framebuffer memory free (in MiB).", "fb_free", "mig_fb_free", True),
-    ("DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_USED", "gauge", "Framebuffer memory used (in MiB).", "fb_used", "mig_fb_used", True),
-    ("DCGM_FI_DEV_FB_RESERVED", "DCGM_FI_DEV_FB_RESERVED", "gauge", "Framebuffer memory reserved (in MiB).", "fb_reserved", "", True),
-    ("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", "counter", "Total number of single-bit volatile ECC errors.", "ecc_corrected", None, True),
-    ("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "counter", "Total number of double-bit volatile ECC errors.", "ecc_uncorrected", None, True),
-    ("DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", "counter", "Number of remapped rows for correctable errors.", "rows_corrected", None, True),
-    ("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "counter", "Number of remapped rows for uncorrectable errors.", "rows_uncorrected", None, True),
-    ("DCGM_FI_DEV_ROW_REMAP_PENDING", "DCGM_FI_DEV_ROW_REMAP_PENDING", "gauge", "Whether remapping of rows is pending.", "remap_pending", None, True),
-    ("DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", "DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "gauge", "Current clock event reasons (bit mask).", "clock_reasons", None, True),
-    ("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO", "gauge", "Ratio of time the graphics engine is active (in %).", "engine", "mig_engine", False),
-    ("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_SM_UTIL_RATIO", "gauge", "The ratio of cycles an SM has at least 1 warp assigned.", "sm_active", "mig_sm", False),
-    ("DCGM_FI_PROF_SM_OCCUPANCY", "DCGM_FI_PROF_SM_OCCUPANCY_RATIO", "gauge", "The ratio of number of warps resident on an SM.", "occupancy", "mig_occupancy", False),
-    ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DCGM_FI_PROF_TENSOR_UTIL_RATIO", "gauge", "Ratio of cycles the tensor (HMMA) pipe is active.", "tensor", "mig_tensor", False),
-    ("DCGM_FI_PROF_DRAM_ACTIVE", "DCGM_FI_PROF_DRAM_UTIL_RATIO", "gauge", "Ratio of cycles the device memory interface is active.", "dram", "mig_dram", False),
-    ("DCGM_FI_PROF_PCIE_TX_BYTES", "DCGM_FI_PROF_PCIE_TX_BYTES", "gauge", "The rate of data transmitted over the PCIe bus (in bytes/s).", "pcie_tx", "", True),
-    ("DCGM_FI_PROF_PCIE_RX_BYTES", "DCGM_FI_PROF_PCIE_RX_BYTES", "gauge", "The rate of data received over the PCIe bus (in bytes/s).", "pcie_rx", "", True),
-)  # fmt: skip
 _PER_POD = {"DCGM_FI_DEV_GPU_UTIL": "pod_util", "DCGM_FI_DEV_FB_USED": "pod_fb_used"}
 _DRIVERS = {"3.3": "535.129.03", "4.5": "570.86.15", "4.6": "580.65.06"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Metric:
+    """A line of dcgm_metrics.csv: names, TYPE, HELP, the reading of the card, what an instance shows, its rounding.
+
+    `instance`: a reading of the instance's own, `parent` (the card's, repeated on every instance), or `absent`.
+    """
+
+    name: str
+    name_since_4_6: str
+    type: str
+    help: str
+    card: str
+    instance: str
+    integer: bool
+
+
+@cache
+def _metrics() -> tuple[_Metric, ...]:
+    text = (files("sample_data.cluster.exporters") / "dcgm_metrics.csv").read_text(encoding="utf-8")
+    rows = csv.DictReader(text.splitlines())
+    return tuple(_Metric(**{**row, "integer": row["integer"] == "true"}) for row in rows)  # type: ignore[arg-type]  # header
 
 
 @dataclass(slots=True)
@@ -53,6 +48,15 @@ class _Series:
     integer: bool
     texts: list[str]
     fields: dict[str, tuple[list[int], list[int]]]  # reading -> (places in texts, indices in the reading)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """One series: its labels, and the reading and index that its value comes from."""
+
+    labels: str
+    reading: str
+    index: int
 
 
 class DcgmExporter:
@@ -113,48 +117,57 @@ class DcgmExporter:
 
     def _prepare(self, holders: dict[int, Holder], minute: int) -> list[_Series]:
         prepared = []
-        for old, new, kind, text, card_field, mig_field, integer in _METRICS:
-            name = new if self._generation == "4.6" else old
+        for metric in _metrics():
+            name = metric.name_since_4_6 if self._generation == "4.6" else metric.name
             if self._generation == "3.3" and name == "DCGM_FI_DEV_FB_RESERVED":
                 continue
-            source: list[tuple[str, str, int]] = []
+            source: list[_Source] = []
             for c in self._cards:
                 state = self._alive(c, minute)
-                if state == 2 or (state == 1 and card_field == "xid"):
-                    source += self._card_series(c, holders, card_field, mig_field, old, minute)
-            texts = [name + labels for labels, _, _ in source]
+                if state == 2 or (state == 1 and metric.card == "xid"):
+                    source += self._card_series(c, holders, metric, minute)
+            texts = [name + one.labels for one in source]
             fields: dict[str, tuple[list[int], list[int]]] = {}
-            for place, (_, field, index) in enumerate(source):
-                places, indices = fields.setdefault(field, ([], []))
+            for place, one in enumerate(source):
+                places, indices = fields.setdefault(one.reading, ([], []))
                 places.append(place)
-                indices.append(index)
-            prepared.append(_Series(head(name, kind, text), integer, texts, fields))
+                indices.append(one.index)
+            prepared.append(_Series(head(name, metric.type, metric.help), metric.integer, texts, fields))
         return prepared
 
-    def _card_series(
-        self, c: int, holders: dict[int, Holder], card_field: str, mig_field: str | None, name: str, minute: int
-    ) -> list[tuple[str, str, int]]:
-        world = self._world
-        card = world.spec.cards[c]
-        mine = [i for i in self._slices if world.spec.slices[i].card == c]
+    def _card_series(self, c: int, holders: dict[int, Holder], metric: _Metric, minute: int) -> list[_Source]:
+        spec = self._world.spec
+        card = spec.cards[c]
+        mine = [i for i in self._slices if spec.slices[i].card == c]
         if card.sharing == "mig":
-            if mig_field == "":
+            if metric.instance == "absent":
                 return []
+            own = metric.instance != "parent"
             return [
-                (self._labels(card, world.spec.slices[i], holders.get(i)), mig_field or card_field, i if mig_field else c)
+                _Source(
+                    self._labels(card, spec.slices[i], holders.get(i)),
+                    metric.instance if own else metric.card,
+                    i if own else c,
+                )
                 for i in mine
             ]
         if card.sharing in ("mps", "timeslice"):
-            held = [i for i in mine if i in holders]
-            own = holders[held[minute % len(held)]] if held and flapping(world.spec, c, minute) else None
-            series = [(self._labels(card, None, own), card_field, c)]
-            for number, i in enumerate(held):
-                field = _PER_POD.get(name)
-                labels = self._labels(card, None, holders[i], str(number))
-                series.append((labels, field, i) if field else (labels, card_field, c))
-            return series
+            return self._pods_series(c, [i for i in mine if i in holders], holders, metric, minute)
         holder = holders.get(mine[0]) if card.sharing == "whole" and mine else None
-        return [(self._labels(card, None, holder), card_field, c)]
+        return [_Source(self._labels(card, None, holder), metric.card, c)]
+
+    def _pods_series(
+        self, c: int, held: list[int], holders: dict[int, Holder], metric: _Metric, minute: int
+    ) -> list[_Source]:
+        """The card's own series, then one for each pod: its processes' figure where there is one, else a copy."""
+        card = self._world.spec.cards[c]
+        own = holders[held[minute % len(held)]] if held and flapping(self._world.spec, c, minute) else None
+        series = [_Source(self._labels(card, None, own), metric.card, c)]
+        reading = _PER_POD.get(metric.name)
+        for number, i in enumerate(held):
+            labels = self._labels(card, None, holders[i], str(number))
+            series.append(_Source(labels, reading, i) if reading else _Source(labels, metric.card, c))
+        return series
 
     def _labels(self, card: CardSpec, s: SliceSpec | None, holder: Holder | None, number: str = "") -> str:
         driver = _DRIVERS[self._generation]

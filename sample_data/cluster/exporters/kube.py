@@ -38,7 +38,8 @@ class KubeExporter:
         self._nodes(families)
         for tenant, quota in self.world.pool.quota.items():
             families["kube_resourcequota"].append(
-                f'kube_resourcequota{{namespace="{tenant}",resourcequota="gpu",resource="requests.nvidia.com/gpu",type="hard"}} {quota:g}'
+                f'kube_resourcequota{{namespace="{tenant}",resourcequota="gpu",'
+                f'resource="requests.nvidia.com/gpu",type="hard"}} {quota:.15g}'
             )
         page = []
         for name, kind, text in _FAMILIES:
@@ -65,6 +66,8 @@ class KubeExporter:
         uid = hex_name(12, "uid", pod.namespace, pod.name)
         base = f'namespace="{pod.namespace}",pod="{pod.name}",uid="{uid}"'
         bound = pod.phase != "Pending"
+        labels = f'label_app_kubernetes_io_name="{pod.workload}",label_trimtab_pool="{pod.pool}"'
+        owner = f'owner_kind="{pod.owner_kind}",owner_name="{pod.owner_name}",owner_is_controller="true"'
         block: dict[str, list[str]] = {
             "kube_pod_status_phase": [
                 f'kube_pod_status_phase{{{base},phase="{p}"}} {int(p == pod.phase)}' for p in _PHASES
@@ -74,12 +77,8 @@ class KubeExporter:
                 f'resource="{r}",unit="{u}"}} {v:.15g}'
                 for r, u, v in pod.requests
             ],
-            "kube_pod_labels": [
-                f'kube_pod_labels{{{base},label_app_kubernetes_io_name="{pod.workload}",label_trimtab_pool="{pod.pool}"}} 1'
-            ],
-            "kube_pod_owner": [
-                f'kube_pod_owner{{{base},owner_kind="{pod.owner_kind}",owner_name="{pod.owner_name}",owner_is_controller="true"}} 1'
-            ],
+            "kube_pod_labels": [f"kube_pod_labels{{{base},{labels}}} 1"],
+            "kube_pod_owner": [f"kube_pod_owner{{{base},{owner}}} 1"],
             "kube_pod_created": [f"kube_pod_created{{{base}}} {pod.created:.0f}"],
             "kube_pod_status_scheduled": [f'kube_pod_status_scheduled{{{base},condition="true"}} {int(bound)}'],
         }
@@ -94,9 +93,8 @@ class KubeExporter:
             at = f"{pod.completed:.0f}"
             block["kube_pod_completion_time"] = [f"kube_pod_completion_time{{{base}}} {at}"]
         if pod.out_of_memory:
-            block["kube_pod_container_status_last_terminated_reason"] = [
-                f'kube_pod_container_status_last_terminated_reason{{{base},container="{pod.container}",reason="OOMKilled"}} 1'
-            ]
+            name = "kube_pod_container_status_last_terminated_reason"
+            block[name] = [f'{name}{{{base},container="{pod.container}",reason="OOMKilled"}} 1']
         return block
 
 
@@ -114,5 +112,9 @@ _FAMILIES = (
     ("kube_pod_status_scheduled", "gauge", "Describes the status of the scheduling process for the pod."),
     ("kube_pod_status_scheduled_time", "gauge", "Unix timestamp when pod moved into scheduled status"),
     ("kube_pod_completion_time", "gauge", "Completion time in unix timestamp for a pod."),
-    ("kube_pod_container_status_last_terminated_reason", "gauge", "The last reason the container was in terminated state."),
+    (
+        "kube_pod_container_status_last_terminated_reason",
+        "gauge",
+        "The last reason the container was in terminated state.",
+    ),
 )

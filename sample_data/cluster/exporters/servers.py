@@ -37,6 +37,7 @@ class ServerExporter:
         model = f'engine="0",model_name="{self._world.spec.slices[index].name}"'
         e2e, itl = "vllm:e2e_request_latency_seconds", "vllm:inter_token_latency_seconds"
         requests, aborted = int(r.requests[index]), int(r.failures[index])
+        name = model.partition(",")[2]
         units = int(r.service_units[index])
         return "\n".join([
             head("vllm:num_requests_running", "gauge", "Number of requests in model execution batches."),
@@ -46,8 +47,8 @@ class ServerExporter:
             head("vllm:kv_cache_usage_perc", "gauge", "KV-cache usage. 1 means 100 percent usage."),
             f"vllm:kv_cache_usage_perc{{{model}}} {shortest(float(r.kv_cache[index]))}",
             head("vllm:request_success", "counter", "Count of successfully processed requests."),
-            f'vllm:request_success_total{{engine="0",finished_reason="stop",{model[11:]}}} {max(requests - aborted, 0)}',
-            f'vllm:request_success_total{{engine="0",finished_reason="abort",{model[11:]}}} {aborted}',
+            f'vllm:request_success_total{{engine="0",finished_reason="stop",{name}}} {max(requests - aborted, 0)}',
+            f'vllm:request_success_total{{engine="0",finished_reason="abort",{name}}} {aborted}',
             head("vllm:generation_tokens", "counter", "Number of generation tokens processed."),
             f"vllm:generation_tokens_total{{{model}}} {int(r.tokens[index])}",
             head(itl, "histogram", "Histogram of inter token latency in seconds."),
