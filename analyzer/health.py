@@ -21,14 +21,14 @@ from analyzer.protocols import Conclusion, Context, Needs, Partition, Withheld
 from analyzer.settings import AnalyzeSettings
 from analyzer.shares import cards
 
-_XID = re.compile(r"xid\D{0,3}(\d+)", re.IGNORECASE)
+_XID = re.compile(r"xid(?:\s*\(PCI[^)]*\))?\D{0,3}(\d+)", re.IGNORECASE)
 # An XID that follows another of the same card within so many seconds is its companion.
 _COMPANION_SECONDS = 60.0
 _RECURRING = timedelta(days=7)
 # A card is lost when its node went on reporting for so many intervals, and so many seconds, without it.
 _LOST_INTERVALS = 3
 _LOST_SECONDS = 180.0
-_COLUMNS = ["cluster", "node", "gpu", "code", "at_ms", "number", "lost_since_ms", "how", "withheld", "applicable"]
+_COLUMNS = ["cluster", "node", "gpu", "code", "at_ms", "number", "lost_since_ms", "how", "withheld"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +89,7 @@ class HealthDetector:
             if number:
                 rows.append({**common, "gpu": gpu, "code": "TT601", "at_ms": _ms(time), "number": number})
         rows += [{**common, **row} for row in self._presence(partition)]
-        frame = pd.DataFrame(rows, columns=_COLUMNS)
-        frame["withheld"] = frame["withheld"].fillna("")
-        frame["applicable"] = frame["applicable"].isna() | (frame["applicable"] == True)  # noqa: E712
-        return frame
+        return pd.DataFrame([{"how": "", "withheld": "", **row} for row in rows], columns=_COLUMNS)
 
     def _presence(self, partition: Partition) -> list[dict[str, Any]]:
         found = cards(partition)

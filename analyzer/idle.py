@@ -32,6 +32,7 @@ _FEWEST_SAMPLES = 60
 # The Vertical Pod Autoscaler's quantiles, margin and confidence (its recommender's defaults).
 _LOWER, _TARGET, _UPPER, _ONLINE_TARGET, _PEAK = 0.5, 0.9, 0.95, 0.99, 0.99
 _MARGIN = 1.15
+_LEAST = 0.01  # no share below this is recommended
 
 _KEY = ["cluster", "node", "gpu", "slice", "tenant", "workload"]
 _COLUMNS = [
@@ -262,7 +263,7 @@ def right_size(row: dict[str, Any], *, online: bool) -> Size:
     target = row["p99"] if online else row["p90"]
     lower = row["p50"] * _MARGIN * (1 + 0.001 / days) ** -2
     upper = max(row["p95"], target) * _MARGIN * (1 + 1 / days)
-    return Size(lower, target * _MARGIN, upper)
+    return Size(lower, max(target * _MARGIN, _LEAST), max(upper, _LEAST))
 
 
 def smallest_profile(model: str, present: str, target: float) -> str | None:
