@@ -105,6 +105,8 @@ class SimulatorBackend:
                 return result
         before = {(c.target, c.knob): states[c.target].values[c.knob] for c in group.changes}
         for change in sorted(group.changes, key=lambda c: (not c.is_decrease, c.target, c.knob)):
+            if states[change.target].values[change.knob] == change.after:
+                continue  # said before: nothing moves, nothing restarts
             self._turn(change)
             self._generation[change.target] = self._generation.get(change.target, 0) + 1
         if self.read_back_seconds > 0:

@@ -1,4 +1,4 @@
-"""Queue quotas: where cards stand free while work waits, a queue is raised to let it in, or given another's idle quota."""
+"""Queue quotas: where cards stand free while work waits, a queue is raised or given the idle quota of another."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def propose_queue_moves(queues: Sequence[QueueView], knobs: tuple[Knob, ...]) ->
         usable = min(queue.pending, max(queue.free - promised, 0.0))
         promised += usable
         lacking = _down(queue.allocated + usable - queue.quota, knob)
-        if lacking < knob.quantum:
+        if usable <= 0 or lacking < knob.quantum:
             continue
         from_spare = min(lacking, max(_down(spare, knob), 0.0))
         donors = _donors(queue, idle, lacking - from_spare, knob)

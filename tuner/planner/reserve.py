@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from tuner.planner.views import SliceView
 from tuner.settings import TunerSettings
 
-# A workload watched for less than a day has not shown its cycle: its reserve is widened, linearly down to nothing.
-_FULL_CONFIDENCE_SECONDS = 86_400.0
-_WIDEST = 0.5
+# A workload that was watched for less than this has shown nothing yet: it keeps its whole quota.
+_LEAST_HISTORY_SECONDS = 3600.0
 _DEFAULT_UTILISATION = 0.6
 _FEW_MINUTES = 3
 _KEPT_SHARE = 0.9
@@ -46,8 +45,8 @@ def utilisation_limit(minutes: Sequence[int], kept: Sequence[int]) -> float:
 def reserve_share(view: SliceView, settings: TunerSettings, *, hold: bool) -> float:
     """Return the share of the card to keep for an online slice.
 
-    max(use now, forecast) x (1 + margin) x (1 + widening) / utilisation limit, never above its quota. What nobody
-    declared, what is protected and what cannot be forecast keeps its whole quota.
+    max(use now, forecast) x (1 + margin) / utilisation limit, never above its quota. The forecast's own band is wide
+    while history is short. What nobody declared, what is protected and what cannot be forecast keeps its whole quota.
 
     Args:
         view: the slice.
@@ -56,9 +55,8 @@ def reserve_share(view: SliceView, settings: TunerSettings, *, hold: bool) -> fl
     """
     quota = 1.0 if math.isnan(view.quota) else view.quota
     need = view.need_hold if hold else view.need_lead
-    if view.protected or math.isnan(need) or math.isnan(view.used):
+    unknown = math.isnan(need) or math.isnan(view.used) or view.history_seconds < _LEAST_HISTORY_SECONDS
+    if view.protected or unknown:
         return quota
-    known = min(view.history_seconds / _FULL_CONFIDENCE_SECONDS, 1.0)
-    widening = 1.0 + _WIDEST * (1.0 - known)
-    share = max(view.used, need) * (1.0 + settings.reserve_margin) * widening / view.utilisation_limit
+    share = max(view.used, need) * (1.0 + settings.reserve_margin) / view.utilisation_limit
     return min(share, quota)

@@ -40,7 +40,7 @@ def propose_shares(card: CardView, knobs: tuple[Knob, ...], settings: TunerSetti
     if not tunable:
         return None
     fixed = [s for s in card.slices if not s.online and not _tunable(s)]
-    held = sum(_or_zero(s.effective) for s in fixed)
+    held = sum(_or_zero(s.effective) for s in fixed) + card.open_share
     room_lead = _room(card, settings, held, hold=False)
     room_hold = _room(card, settings, held, hold=True)
     total = sum(s.quota for s in tunable)

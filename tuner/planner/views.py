@@ -67,7 +67,7 @@ class SliceView:
 
 @dataclass(frozen=True, slots=True)
 class CardView:
-    """One card and the slices on it."""
+    """One card and the slices on it; `open_share` is what newly admitted work may take of it without asking."""
 
     cluster: str
     node: str
@@ -76,6 +76,7 @@ class CardView:
     memory_bytes: float
     slices: tuple[SliceView, ...]
     healthy: bool = True
+    open_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -24,17 +23,21 @@ from tuner.guards import FAILED_PAST, PAST, Vitals, World, run_guards
 from tuner.journal import expire_waiting, record_plan
 from tuner.lease import Lease
 from tuner.model import Backend, Plan
+from tuner.outcome import proven_kinds
 from tuner.planner import make_plan, plan_fast
 from tuner.planner.reserve import reserve_share
 from tuner.record import ChangeState, Drop, GroupRecord
 from tuner.service.analyse import Analysis, run_analysis
+from tuner.service.evidence import EvidenceReader
 from tuner.service.watch import Sight, Watch
 from tuner.settings import CalendarSettings, StateSettings, TunerSettings
 from tuner.state import State
 from tuner.state.findings import record_findings, unsuppressed
-from tuner.state.plans import past_groups, waiting_groups
+from tuner.state.plans import open_groups, past_groups, waiting_groups
+from tuner.verify import watch
 
 _LEASE_CYCLES = 3.0  # a lease outlives so many cycles, so that a slow one is not taken for dead
+_PROVEN_WINDOW = timedelta(hours=24)
 PATIENCE_SECONDS = 10.0  # for a read-back; what takes longer is settled in a later cycle
 
 
@@ -115,6 +118,10 @@ class Tuner:
         """What the tuner remembers of the fleet."""
         return self._watch
 
+    def close(self) -> None:
+        """Give the lease back, so that the next tuner need not wait for its end."""
+        self._lease.release()
+
     def run_once(self, now: datetime) -> CycleResult:
         """Run one full cycle as of `now`.
 
@@ -191,6 +198,26 @@ class Tuner:
             self._watching_since = now
         return sight
 
+    def _verify(self, sight: Sight) -> list[Step]:
+        """Judge what is being watched: keep it, roll it back, or go on watching."""
+        watched = [r for r in open_groups(self._parts.state) if r.state is ChangeState.VERIFYING]
+        if not watched:
+            return []
+        online = frozenset(s.target for card in sight.planner.cards for s in card.slices if s.online)
+        reader = EvidenceReader.of(self._parts.store, self._parts.interval_seconds, online)
+        return [
+            watch(
+                record,
+                state=self._parts.state,
+                executor=self._executor,
+                knobs=sight.planner.knobs,
+                read_evidence=reader,
+                settings=self._parts.settings,
+                now=sight.planner.now,
+            )
+            for record in watched
+        ]
+
     def _carry_out(self, plan: Plan, sight: Sight, steps: list[Step]) -> CycleResult:
         parts, now = self._parts, plan.made_at
         world = self._world(plan, sight)
@@ -233,7 +260,7 @@ class Tuner:
             health=sight.health,
             vitals=self._vitals,
             past=past,
-            proven=self._proven(past),
+            proven=proven_kinds(parts.state, since=now - _PROVEN_WINDOW),
             pause=killswitch.read(parts.state_settings.kill_switch),
             watching_since=self._watching_since,
             declarations=sight.declarations,
@@ -246,8 +273,3 @@ class Tuner:
                 g.id: parts.backend.predict(g) for g in plan.groups if any(c.knob in evicting for c in g.changes)
             },
         )
-
-    @staticmethod
-    def _proven(past: Sequence[GroupRecord]) -> dict[str, int]:
-        good = (ChangeState.CONFIRMED, ChangeState.SUPERSEDED)
-        return dict(Counter(r.group.kind for r in past if r.state in good))

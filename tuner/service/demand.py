@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
@@ -11,6 +11,10 @@ import pandas as pd
 
 from collector.clock import grid_floor
 from tuner.planner.reserve import BINS, utilisation_limit
+
+_COSTS_KEPT = 288  # a day of 5-min looks
+_COSTS_NEEDED = 6
+_CALM_QUANTILE = 0.25
 
 
 class DemandHistory:
@@ -66,6 +70,29 @@ class DemandHistory:
         """Return for how long a series has been seen."""
         column = self._values.get(series, [])
         return float(np.count_nonzero(~np.isnan(column)) * self.step.total_seconds()) if column else 0.0
+
+
+class UnitCosts:
+    """What one request costs a workload, in shares of the card x seconds, from its least disturbed minutes.
+
+    A neighbour makes a request cost more, and what a slice without counters uses is only divided out of its card's
+    activity: the low quantile over a day is nearer to the truth than the last value.
+    """
+
+    def __init__(self) -> None:
+        self._costs: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_COSTS_KEPT))
+
+    def add(self, series: str, used: float, requests_per_second: float) -> None:
+        """Remember the mean use and rate of some minutes; NaN and idle minutes say nothing."""
+        if requests_per_second > 0 and not np.isnan(used):
+            self._costs[series].append(used / requests_per_second)
+
+    def used(self, series: str, requests_per_second: float) -> float:
+        """Return the share of the card that this rate needs; NaN while too little is known."""
+        known = self._costs.get(series, ())
+        if len(known) < _COSTS_NEEDED or np.isnan(requests_per_second):
+            return float("nan")
+        return float(np.quantile(known, _CALM_QUANTILE)) * requests_per_second
 
 
 class ResponseCurves:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,7 +68,7 @@ class Live:
             yield holder, target, index
 
 
-def read_live(store: Store, window: Window, facts: pd.DataFrame) -> Live:
+def read_live(store: Store, window: Window, facts: pd.DataFrame, granted: Mapping[Target, float]) -> Live:
     """Read a window of slice and card rows and attribute each card's activity.
 
     Under MPS clients run side by side on their shares (weight: busy x quota); under time slicing and vGPU one runs at a
@@ -78,13 +78,16 @@ def read_live(store: Store, window: Window, facts: pd.DataFrame) -> Live:
         store: where the rows are.
         window: a few minutes.
         facts: with the `kind` of each slice.
+        granted: slice -> share that its running work has, as the backend reads it; it knows better than exporters do.
     """
     rows = store.read("slice", window, fields=_FIELDS)
     cards = store.read("gpu", window, fields=_ACTIVITY)
     activity = _first_known(cards, _ACTIVITY)
     own = _first_known(rows, _ACTIVITY[:2])
     busy = rows["busy_ratio"].to_numpy(np.float64)
-    quota = rows["sm_quota_ratio"].to_numpy(np.float64)
+    slices = zip(rows["cluster"], rows["node"], rows["gpu"], rows["slice"], strict=True)
+    told = np.array([granted.get(Target("slice", *s), np.nan) for s in slices], dtype=np.float64)
+    quota = np.where(np.isnan(told), rows["sm_quota_ratio"].to_numpy(np.float64), told)
     index = pd.MultiIndex.from_frame(cards[["cluster", "node", "gpu", "time"]])
     keys = pd.MultiIndex.from_frame(rows[["cluster", "node", "gpu", "time"]])
     place = index.get_indexer(keys)

@@ -20,7 +20,7 @@ from collector.window import Window
 from tuner.model import Backend, BackendState, Target, TargetState
 from tuner.planner import CardView, PlannerInput, QueueView, SliceView
 from tuner.planner.views import MEMORY_KNOB, QUEUE_KNOB, SHARE_KNOB
-from tuner.service.demand import DemandHistory, ResponseCurves
+from tuner.service.demand import DemandHistory, ResponseCurves, UnitCosts
 from tuner.service.live import Live, read_live
 from tuner.service.promises import PROMISE_FACTS, is_protected, objective_share, resolve_promises
 from tuner.settings import TunerSettings
@@ -33,7 +33,7 @@ LEAD = timedelta(minutes=30)
 HOLD = timedelta(hours=2)
 _FORECAST_EVERY = timedelta(minutes=15)
 _FIT_EVERY = timedelta(hours=6)
-_FIRST_FIT = timedelta(hours=3)
+_FIRST_FIT = timedelta(hours=24)  # before a day was seen, the models' prior is the better guess
 _HEALTH_WINDOW = timedelta(hours=24)
 _FOREVER = 1e6  # seconds
 _SICK_CODES = ("xid", "card_lost")
@@ -92,6 +92,7 @@ class Watch:
         self._configured = tuple(declarations)
         self._history = DemandHistory(_STEP, _HISTORY)
         self._curves = ResponseCurves()
+        self._costs = UnitCosts()
         self._forecaster = LoadForecaster(step=_STEP)
         self._fitted_at: datetime | None = None
         self._forecast_at: datetime | None = None
@@ -103,7 +104,7 @@ class Watch:
         """Learn from what the store holds already, oldest first."""
         at = max(now - length, now - _HISTORY)
         while at < now:
-            self._look_back(at, at + _STEP)
+            self._look_back(at, at + _STEP, {})
             at += _STEP
 
     def look(self, now: datetime, findings: Sequence[Finding] = ()) -> Sight:
@@ -113,7 +114,8 @@ class Watch:
             UnreachableError: the backend does not answer.
         """
         state = self._backend.read()
-        seen, promises = self._look_back(now - _RECENT, now + timedelta(milliseconds=1))
+        granted = {t: s.effective[SHARE_KNOB] for t, s in state.targets.items() if SHARE_KNOB in s.effective}
+        seen, promises = self._look_back(now - _RECENT, now + timedelta(milliseconds=1), granted)
         self._refresh_forecast(now)
         views = _views(state, seen, promises, self, findings)
         grouped: dict[tuple[str, str, str], list[SliceView]] = defaultdict(list)
@@ -121,7 +123,7 @@ class Watch:
             grouped[view.target.cluster, view.target.node, view.target.gpu].append(view)
         health = self._health(state, now)
         capacity = _capacity(state)
-        card_views = tuple(_card(key, slices, capacity, health) for key, slices in sorted(grouped.items()))
+        card_views = tuple(_card(key, slices, state, capacity, health) for key, slices in sorted(grouped.items()))
         as_of = now - timedelta(seconds=_age_of_inputs(views, self._settings.max_age_seconds))
         used = [s.used for s in seen.values() if not math.isnan(s.used)]
         return Sight(
@@ -164,25 +166,23 @@ class Watch:
         return pd.DataFrame(rows, columns=["series", "quantile", "value"])
 
     def _look_back(
-        self, start: datetime, end: datetime
+        self, start: datetime, end: datetime, granted: Mapping[Target, float]
     ) -> tuple[dict[Target, Seen], dict[tuple[str, str], ResolvedWorkload]]:
         window = Window(start, end)
         facts = self._store.facts(window, names=["kind", *PROMISE_FACTS])
-        live = read_live(self._store, window, facts)
+        live = read_live(self._store, window, facts, granted)
         promises = resolve_promises(facts, live.rows, self._configured)
         seen: dict[Target, Seen] = {}
         totals: dict[str, list[float]] = defaultdict(list)
         fresh = live.times_ms >= (0 if self._seen_until is None else self._seen_until.timestamp() * 1000 - 1)
         for (tenant, workload), target, index in live.holdings():
-            used = live.used[index]
-            known = ~np.isnan(used)
             self._remember_peak(target, live.memory[index])
-            seen[target] = self._summary(live, index, end)
             series = series_of(tenant, workload)
+            seen[target] = now_seen = self._summary(live, index, end, series)
             if tenant == NOBODY:
                 continue
-            if known.any():
-                totals[series].append(float(used[known].mean()))
+            if not math.isnan(now_seen.used):
+                totals[series].append(now_seen.used)
             share = objective_share(promises.get((tenant, workload)))
             if not math.isnan(share):
                 new = index[fresh[index]]
@@ -193,14 +193,16 @@ class Watch:
         self._seen_until = end
         return seen, promises
 
-    def _summary(self, live: Live, index: np.ndarray, end: datetime) -> Seen:
-        used, asked = live.used[index], np.nansum(live.requests[index])
-        known, times = ~np.isnan(used), live.times_ms[index]
+    def _summary(self, live: Live, index: np.ndarray, end: datetime, series: str) -> Seen:
+        used, asked, times = _mean(live.used[index]), np.nansum(live.requests[index]), live.times_ms[index]
+        rate = _mean(live.requests[index])
+        self._costs.add(series, used, rate)
+        calm = self._costs.used(series, rate)
         age = end.timestamp() - float(times.max()) / 1000
         lived = (live.last_ms - float(times.min())) / 1000 / self._interval_seconds + 1
         memory = live.memory[index]
         return Seen(
-            used=float(used[known].mean()) if known.any() else math.nan,
+            used=used if math.isnan(calm) else calm,
             kept=float(np.nansum(live.within[index]) / asked) if asked > 0 else math.nan,
             coverage=min(len(index) / max(lived, 1.0), 1.0),
             age_seconds=max(age - self._interval_seconds, 0.0),
@@ -239,6 +241,11 @@ class Watch:
             evidence[Target("card", cluster, node, gpu)].append(message)
         cards_held = {_card_of(t) for t in state.targets if t.kind in {"slice", "card"}}
         return {card: tuple(sorted(set(evidence.get(card, ())))) for card in cards_held}
+
+
+def _mean(values: np.ndarray) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else math.nan
 
 
 def series_of(tenant: str, workload: str) -> str:
@@ -335,6 +342,7 @@ def _pairs(
 def _card(
     key: tuple[str, str, str],
     slices: Sequence[SliceView],
+    state: BackendState,
     capacity: Mapping[Target, Mapping[str, float]],
     health: Mapping[Target, tuple[str, ...]],
 ) -> CardView:
@@ -346,7 +354,13 @@ def _card(
         memory_bytes=capacity.get(target, {}).get(MEMORY_KNOB, math.nan),
         slices=tuple(slices),
         healthy=health.get(target, ("not seen",)) == (),
+        open_share=_open_share(state.targets.get(target)),
     )
+
+
+def _open_share(held: TargetState | None) -> float:
+    share = math.nan if held is None else _number(held, "open_share")
+    return 0.0 if math.isnan(share) else share
 
 
 def _queues(state: BackendState) -> tuple[QueueView, ...]:
