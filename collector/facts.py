@@ -169,7 +169,7 @@ def _card_facts(card: Card) -> dict[str, str]:
 
 
 def _learn_memory(book: FactBook, card: Card, numbers: Numbers) -> None:
-    """Take a card's memory as it says itself, else as what is used, free and reserved; of a cut card neither adds up."""
+    """Take a card's memory as it says itself, else what is used, free and reserved; of a cut card that is unknown."""
     if "memory_total_bytes" in card.facts:
         book.learn_memory(card, float(card.facts["memory_total_bytes"]))
     elif not book.knows_memory(card) and not card.instances:

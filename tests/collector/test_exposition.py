@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from collector.exposition import ExpositionParser, parse_exposition
+
+NAMES = st.from_regex(r"[a-zA-Z_:][a-zA-Z0-9_:]{0,20}", fullmatch=True)
+LABELS = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]{0,10}", fullmatch=True)
+TEXTS = st.text(st.characters(blacklist_categories=("Cs", "Cc", "Zl", "Zp")), max_size=12) | st.sampled_from(
+    ["", 'a"b', "back\\slash", "new\nline", "comma,", "brace}", 'x",y="z', "C:\\", "#", " spaced "]
+)
+VALUES = st.floats(allow_nan=False) | st.integers(-(10**12), 10**12).map(float)
+
+
+def escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def line_of(name: str, labels: dict[str, str], value: float, stamp: int | None) -> str:
+    inside = ",".join(f'{key}="{escaped(text)}"' for key, text in labels.items())
+    return f"{name}{{{inside}}} {value!r}" + ("" if stamp is None else f" {stamp}")
+
+
+@given(
+    st.lists(
+        st.tuples(
+            NAMES,
+            st.dictionaries(LABELS, TEXTS, max_size=4),
+            VALUES,
+            st.none() | st.integers(10**12, 2 * 10**12),
+        ),
+        max_size=6,
+    )
+)
+def test_well_formed_text_reads_as_prometheus_client_reads_it(
+    rows: list[tuple[str, dict[str, str], float, int | None]],
+) -> None:
+    text = "".join(line_of(*row) + "\n" for row in rows)
+    expected = [
+        (sample.name, sample.labels, sample.value, sample.timestamp)
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    ]
+    parser = ExpositionParser()
+    for _ in range(2):  # the second time every series is known already
+        got = parser.parse(text)
+        assert got.rejects == []
+        read = [
+            (s.name, dict(s.labels), v, None if (t := got.stamps_ms.get(n)) is None else t / 1000)
+            for n, (s, v) in enumerate(zip(got.series, got.values, strict=True))
+        ]
+        assert sorted(read, key=repr) == sorted(expected, key=repr)
+
+
+def test_a_known_series_is_the_same_object_and_its_value_the_new_one() -> None:
+    parser = ExpositionParser()
+    first = parser.parse('up{job="a"} 1\n')
+    second = parser.parse('up{job="a"} 0\n')
+    assert first.series[0] is second.series[0]
+    assert (first.values, second.values) == ([1.0], [0.0])
+
+
+@pytest.mark.parametrize(
+    ("line", "labels"),
+    [
+        ('m{msg="page fault ("MMU")",gpu="0"} 31', {"msg": 'page fault ("MMU")', "gpu": "0"}),
+        (r'm{path="C:\dir"} 31', {"path": r"C:\dir"}),
+        (r'm{path="C:\",gpu="0"} 31', {"path": "C:\\", "gpu": "0"}),
+        ('m{a="x, "y"", b="2"} 31', {"a": 'x, "y"', "b": "2"}),
+        ('m{gpu="0", UUID="u",} 31', {"gpu": "0", "UUID": "u"}),
+        ('m {gpu="0"}  31', {"gpu": "0"}),
+        ('m{err="a} b"} 31', {"err": "a} b"}),
+    ],
+)
+def test_quotes_and_backslashes_that_nobody_escaped_are_read_by_rule(line: str, labels: dict[str, str]) -> None:
+    got = parse_exposition(line)
+    assert got.rejects == []
+    assert [dict(series.labels) for series in got.series] == [labels]
+    assert got.values == [31.0]
+
+
+def test_one_bad_line_is_one_reject_with_its_number_and_loses_nothing_else() -> None:
+    text = "# TYPE a gauge\na 1\n4 Active Workloads\na{x=...} 1\nb ERROR - FAILED\nb 2 3 4\nb 2 soon\nb\nb  2\r\n"
+    got = parse_exposition(text)
+    assert [(series.name, value) for series, value in zip(got.series, got.values, strict=True)] == [("a", 1), ("b", 2)]
+    assert [(reject.line, reject.reason) for reject in got.rejects] == [
+        (3, "no metric name"),
+        (4, "bad labels"),
+        (5, "value is not a number"),
+        (6, "text after the value"),
+        (7, "timestamp is not a number"),
+        (8, "no metric name"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ('{"error": "not found",\n "code": 404}', "body is JSON, not an exposition"),
+        ("<html><body>502</body></html>", "body is HTML, not an exposition"),
+        ("HTTP/1.1 500 Internal Server Error\n\ninternal server error", "body is an HTTP error, not an exposition"),
+        ("internal server error", "body is not an exposition"),
+    ],
+)
+def test_a_body_that_is_no_exposition_is_one_reject(body: str, reason: str) -> None:
+    got = parse_exposition(body)
+    assert (got.series, got.metadata) == ([], False)
+    assert [(reject.line, reject.reason) for reject in got.rejects] == [(0, reason)]
+
+
+def test_an_empty_body_and_one_of_comments_are_told_apart() -> None:
+    assert parse_exposition("").metadata is False
+    headed = parse_exposition("# HELP x y\n# TYPE x gauge\n")
+    assert (headed.metadata, headed.series, headed.rejects) == (True, [], [])
+
+
+def test_openmetrics_exemplars_seconds_and_end_mark() -> None:
+    text = (
+        "# TYPE l histogram\n# UNIT l seconds\n"
+        'l_bucket{le="0.5"} 8 # {trace_id="4b}"} 0.43 1718000000.1\nl_count 9 1718000000.5\n# EOF\n'
+    )
+    parser = ExpositionParser()
+    for _ in range(2):
+        got = parser.parse(text)
+        assert got.values == [8.0, 9.0]
+        assert got.stamps_ms == {1: 1718000000500.0}
+        assert got.rejects == []
+
+
+def test_values_that_are_not_finite_are_kept_as_written() -> None:
+    got = parse_exposition("a NaN\nb +Inf\nc -Inf\n")
+    assert math.isnan(got.values[0])
+    assert got.values[1:] == [math.inf, -math.inf]
+
+
+def test_series_that_change_with_every_text_do_not_pile_up() -> None:
+    parser = ExpositionParser()
+    for n in range(5000):
+        parser.parse(f'memory{{context="{n}"}} 1\nup 1\n')
+    assert len(parser._known) < 3000
+    assert parser.parse("up 1\n").values == [1.0]
+
+
+def test_a_series_is_the_same_whether_or_not_a_stamp_follows() -> None:
+    parser = ExpositionParser()
+    first = parser.parse('up{a="b"} 1 1700000000000\n')
+    second = parser.parse('up{a="b"} 1\n')
+    assert first.series[0] is second.series[0]
