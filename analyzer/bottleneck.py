@@ -307,9 +307,7 @@ def _finding(row: dict[str, Any], limit: str, context: Context) -> Finding:
         ((name, score) for name, score in row["scores"].items() if name != limit and not math.isnan(score)),
         key=lambda item: -item[1],
     )[:2]
-    who = (
-        f"{row['tenant']}/{row['workload']} on {row['gpu']}" if row["slice"] else f"the slices of {row['gpu']} together"
-    )
+    who = f"{row['tenant']}/{row['workload']} on {row['gpu']}" if row["slice"] else f"what shares {row['gpu']}"
     claim = (
         f"{who} ({row['node']}) works against {_TEXT[limit]} in "
         f"{row[f'share_{limit}']:.0%} of the time: SMs {row['sm']:.0%} active, busiest pipe {row['pipe']:.0%}, memory "
@@ -330,7 +328,7 @@ def _finding(row: dict[str, Any], limit: str, context: Context) -> Finding:
         coverage=row["coverage"],
         effect=Effect(share, "ratio", min(low, share), max(high, share)),
         evidence={
-            "working_windows": row["working"],
+            "working_windows": int(row["working"]),
             "score": row["scores"][limit],
             "runners_up": [{"limit": name, "score": score} for name, score in rivals],
             "sm_active": row["sm"],
@@ -340,7 +338,7 @@ def _finding(row: dict[str, Any], limit: str, context: Context) -> Finding:
             "busy": row["busy"],
             "busy_overstates_sm_times": overstated,
             "counters": row["counters"],
-            "pipes_known": row["pipes"],
+            "pipes_known": int(row["pipes"]),
             "kind": row["kind"],
         },
         simulated=context.simulated,

@@ -341,7 +341,8 @@ def _bad(measured: MigMeasure) -> bool:
 
 
 def _badness(board: Board, measured: MigMeasure) -> tuple[float, float]:
-    return _stranded(board, measured, []), measured.mix_placement_fragmentation
+    stranded, misplaced = _stranded(board, measured, []), measured.mix_placement_fragmentation
+    return max(stranded, misplaced), stranded + misplaced
 
 
 def _stranded(board: Board, measured: MigMeasure, unwanted: Sequence[str]) -> float:
