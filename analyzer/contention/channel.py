@@ -45,16 +45,19 @@ def partial_r2(outcome: Floats, candidates: Mapping[str, Floats]) -> dict[str, f
     return result
 
 
-def name_channel(shares: Mapping[str, float], *, mig: bool, floor: float) -> str | None:
-    """Return the channel with the largest share; under MIG only those that its walls leave open, above `floor`.
+def name_channel(shares: Mapping[str, float], *, mig: bool, floor: float) -> tuple[str, str]:
+    """Return the channel with the largest share, and how it was found: `measured`, `excluded` or empty.
+
+    Under MIG only the channels that its walls leave open count, above `floor`. Where neither PCIe nor NVLink is counted
+    (exporters give neither for cut cards) the fabric is what remains when all else is excluded.
 
     Args:
         shares: result of `partial_r2`.
         mig: the two live in different MIG instances.
-        floor: smallest share that is not noise (about 9 / n: three standard errors of a correlation, squared).
+        floor: smallest share that is not noise.
     """
     allowed = {name: share for name, share in shares.items() if not mig or name in SHARED_UNDER_MIG}
-    if not allowed:
-        return None
-    best = max(sorted(allowed), key=lambda name: allowed[name])
-    return best if allowed[best] > (floor if mig else 0.0) else None
+    best = max(sorted(allowed), key=lambda name: allowed[name], default="")
+    if best and allowed[best] > (floor if mig else 0.0):
+        return best, "measured"
+    return ("pcie", "excluded") if mig and not {"pcie", "nvlink"} & set(shares) else ("", "")

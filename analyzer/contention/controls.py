@@ -75,7 +75,8 @@ class Projection:
 
     def __init__(self, columns: Floats) -> None:
         scale = np.nanmax(np.abs(columns), axis=0, initial=0.0)
-        self._columns = columns[:, scale > 0] / scale[scale > 0]
+        real = scale > 1e-9  # smaller is rounding
+        self._columns = columns[:, real] / scale[real]
         self._bases: dict[bytes, Floats] = {}
 
     def rank(self, rows: Bools) -> int:

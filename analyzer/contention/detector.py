@@ -37,11 +37,11 @@ _EVIDENCE = (
     "state_share",
     "shape_z",
     "own_z",
-    "pace",
-    "low_skew",
-    "high_skew",
-    "separation",
+    "foresight_z",
+    "dose_z",
     "channel_shares",
+    "channel_basis",
+    "twins",
 )
 _ORDER = {Verdict.HOLDS: 0, Verdict.SUSPECTED: 1, Verdict.CANNOT_TELL: 2, Verdict.NO_EFFECT: 3}
 
@@ -65,13 +65,15 @@ class ContentionDetector:
     def measure(self, partition: Partition) -> pd.DataFrame:
         """Measure every directed pair of holders that share a card of this node: one row a pair (`PairMeasure`)."""
         rows: list[PairMeasure] = []
-        for card in cards(partition):
+        node_cards = cards(partition)
+        for card in node_cards:
             rows += measure_card(
                 card,
                 cluster=partition.cluster,
                 node=partition.node,
                 interval_seconds=partition.interval_seconds,
                 coverage_floor=self._settings.coverage_floor,
+                elsewhere=tuple(other for other in node_cards if other is not card),
             )
         return pd.DataFrame([asdict(row) for row in rows], columns=_COLUMNS)
 

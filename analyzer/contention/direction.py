@@ -1,21 +1,23 @@
 """Who moves whom: two series that move together in the same minute do not say it by time alone.
 
-A passive record settles it only where the suspect shows a will of its own. Four looks, each blind where another sees:
+A passive record settles it only where the suspect shows a will of its own. Each look is blind where another sees:
 
 - *time*: after prewhitening by the suspect's own rhythm (Box and Jenkins), is the peak of the cross-correlation before
   or after lag 0?
-- *state*: where the suspect's residual falls into two states (a batch job runs or not), the state alone is an
-  instrument: work of its own that a reaction to the victim would not explain must move the victim as strongly as all of
-  the suspect's activity does.
+- *state*: where the suspect has two states (a batch job runs or not), the state alone is an instrument: it must move
+  the victim as strongly as all of the suspect's activity does.
 - *shape* (pairwise LiNGAM; Hyvarinen and Smith, JMLR 14, 2013; Vuong's z): in the causal direction the residual is
   independent of the cause. Its first half, whether the suspect is plainer by itself than with the victim taken out,
   must agree: a suspect that mirrors the victim's noise passes the whole but not that half.
-- *rhythm*: a reaction inherits the pace of the victim's noise; a cause of its own has another, slower one.
+- *foresight*: a suspect that reacts to slowness is announced by it: while the suspect is low, the victim's noise tells
+  whether it will be high in the next sample. Nothing announces a suspect that moves by itself.
+- *dose*: the suspect's small movements within its low state, which no reaction explains, move the victim too.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,10 +47,8 @@ class Direction:
         state_share: that response against the response to all of the suspect's activity; 1 where they agree.
         shape_z: the likelihood ratio of the two directions; NaN with too few samples.
         own_z: the half of it that speaks of the suspect alone.
-        pace: lag-1 autocorrelation of the suspect less that of the noise it leaves in the victim.
-        low_skew: skewness of the victim's noise while the suspect is low.
-        high_skew: skewness of it while the suspect is high.
-        separation: chance that the victim's noise is larger in a high sample than in a low one.
+        foresight_z: how well the victim's noise foretells the suspect's next state.
+        dose_z: the victim's response to the suspect's movements inside its low state.
     """
 
     lead_z: float
@@ -59,50 +59,126 @@ class Direction:
     state_share: float
     shape_z: float
     own_z: float
-    pace: float
-    low_skew: float
-    high_skew: float
-    separation: float
+    foresight_z: float
+    dose_z: float
 
 
-def direction(victim: Floats, suspect: Floats, lag: int) -> Direction:
+def direction(
+    victim: Floats, suspect: Floats, activity: Floats, project: Callable[[Floats], Floats], lag: int
+) -> Direction:
     """Weigh the direction of one pair.
 
     Args:
         victim: residual of the victim after the controls, NaN absent.
         suspect: residual of the suspect's activity after the same controls, NaN absent.
-        lag: samples by which the victim follows; state and shape are judged there.
+        activity: the suspect's activity as measured, NaN absent.
+        project: takes the controls out of a series.
+        lag: samples by which the victim follows; all but time is judged there.
     """
     lead_z, same_z, lag_z = _peaks(victim, suspect)
-    moved = np.full_like(suspect, np.nan)
-    moved[lag:] = suspect[: suspect.size - lag]
-    states, state_z, state_share = _state(victim, moved)
+    moved = shifted(suspect, lag)
+    raw = _split(activity)
+    left = _split(suspect)
+    if raw.distance >= left.distance:
+        high, instrument = shifted(raw.high, lag), shifted(project(raw.high), lag)
+    else:
+        high, instrument = shifted(left.high, lag), shifted(left.high, lag)
+    state_z, state_share = _state(victim, moved, instrument)
     shape_z, own_z = _shape(victim, moved)
-    low, high, separation = _selection(victim, moved)
     return Direction(
-        lead_z, lag_z, same_z, states, state_z, state_share, shape_z, own_z, _pace(victim, moved), low, high, separation
+        lead_z,
+        lag_z,
+        same_z,
+        max(raw.distance, left.distance),
+        state_z,
+        state_share,
+        shape_z,
+        own_z,
+        _foresight(victim, moved, high),
+        _dose(victim, moved, high),
     )
 
 
-def _state(victim: Floats, suspect: Floats) -> tuple[float, float, float]:
-    both = np.isfinite(victim) & np.isfinite(suspect)
-    a = suspect[both]
+def shifted(values: Floats, lag: int) -> Floats:
+    """Return the series as it was `lag` samples before."""
+    if lag == 0:
+        return values
+    moved = np.full_like(values, np.nan)
+    moved[lag:] = values[:-lag]
+    return moved
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    high: Floats  # 1 in the high state, 0 in the low one, NaN absent
+    distance: float
+
+
+def _split(values: Floats) -> _Split:
+    good = np.isfinite(values)
+    a = values[good]
     if a.size < _FEW:
-        return 0.0, 0.0, 0.0
+        return _Split(np.where(good, 0.0, np.nan), 0.0)
     cut = _two_means(a)
     high = a > cut
+    state = np.where(good, (values > cut).astype(np.float64), np.nan)
     if min(high.sum(), (~high).sum()) < max(4, 0.01 * a.size):
-        return 0.0, 0.0, 0.0
+        return _Split(state, 0.0)
     spread = math.sqrt((float(a[high].var()) + float(a[~high].var())) / 2.0)
-    distance = float(a[high].mean() - a[~high].mean()) / max(spread, 1e-9)
-    state = np.where(both, (suspect > cut).astype(np.float64), np.nan)
+    return _Split(state, float(a[high].mean() - a[~high].mean()) / max(spread, 1e-9))
+
+
+def _state(victim: Floats, suspect: Floats, instrument: Floats) -> tuple[float, float]:
+    both = np.isfinite(victim) & np.isfinite(suspect) & np.isfinite(instrument)
+    if both.sum() < _FEW:
+        return 0.0, 0.0
     rhythm = fit_ar(victim, 1 if both.mean() > 0.6 else 0)
-    z = _correlation_z(whiten(victim, rhythm), whiten(state, rhythm), 0)
-    y, s = victim[both] - victim[both].mean(), state[both] - state[both].mean()
-    centred = a - a.mean()
-    by_state = float(y @ s) / max(float(centred @ s), 1e-12)
-    by_all = float(y @ centred) / max(float(centred @ centred), 1e-12)
-    return distance, z, by_state / by_all if by_all > 0 else 0.0
+    z = _correlation_z(whiten(victim, rhythm), whiten(instrument, rhythm), 0)
+    y, a, s = (series[both] - series[both].mean() for series in (victim, suspect, instrument))
+    by_state = float(y @ s) / max(float(a @ s), 1e-12)
+    by_all = float(y @ a) / max(float(a @ a), 1e-12)
+    return z, by_state / by_all if by_all > 0 else 0.0
+
+
+def _foresight(victim: Floats, suspect: Floats, high: Floats) -> float:
+    """Correlate what the suspect does not explain in the victim with the suspect's next state, in either state."""
+    noise = _unexplained(victim, suspect)
+    now, following = high[:-1], high[1:]
+    scores = []
+    for state in (0.0, 1.0):
+        inside = (now == state) & np.isfinite(following) & np.isfinite(noise[:-1])
+        u, v = noise[:-1][inside], following[inside]
+        if u.size < 8 or v.std() == 0 or u.std() == 0:
+            continue
+        scores.append(float(np.corrcoef(u, v)[0, 1]) * math.sqrt(u.size))
+    return sum(scores) / math.sqrt(len(scores)) if scores else 0.0
+
+
+def _dose(victim: Floats, suspect: Floats, high: Floats) -> float:
+    """Rank correlation of the steps from sample to sample inside the core of the low state.
+
+    Small bursts at the edge of the state must not speak for it, nor must the slow traces that projecting out the
+    controls leaves in both series: hence the core, and hence steps.
+    """
+    low = np.where(high == 0.0, suspect, np.nan)
+    good = np.isfinite(low)
+    if good.sum() < _FEW:
+        return 0.0
+    centre = float(np.median(low[good]))
+    spread = 2.0 * 1.4826 * float(np.median(np.abs(low[good] - centre)))
+    core = np.where(np.abs(low - centre) <= spread, low, np.nan)
+    y, a = np.diff(victim), np.diff(core)
+    both = np.isfinite(y) & np.isfinite(a)
+    if both.sum() < _FEW or np.ptp(a[both]) == 0:
+        return 0.0
+    return float(np.corrcoef(rankdata(y[both]), rankdata(a[both]))[0, 1]) * math.sqrt(int(both.sum()))
+
+
+def _unexplained(victim: Floats, suspect: Floats) -> Floats:
+    both = np.isfinite(victim) & np.isfinite(suspect)
+    power = float(suspect[both] @ suspect[both])
+    slope = float(victim[both] @ suspect[both]) / power if power > 0 else 0.0
+    return victim - slope * suspect
 
 
 def _two_means(values: Floats) -> float:
@@ -118,23 +194,6 @@ def _two_means(values: Floats) -> float:
             break
         cut = moved
     return cut
-
-
-def _pace(victim: Floats, suspect: Floats) -> float:
-    both = np.isfinite(victim) & np.isfinite(suspect)
-    power = float(suspect[both] @ suspect[both])
-    slope = float(victim[both] @ suspect[both]) / power if power > 0 else 0.0
-    return _lag_one(suspect) - _lag_one(victim - slope * suspect)
-
-
-def _lag_one(values: Floats) -> float:
-    both = np.isfinite(values[1:]) & np.isfinite(values[:-1])
-    if both.sum() < 8:
-        return 0.0
-    u, v = values[1:][both], values[:-1][both]
-    u, v = u - u.mean(), v - v.mean()
-    scale = math.sqrt(float(u @ u) * float(v @ v))
-    return float(u @ v) / scale if scale > 0 else 0.0
 
 
 def _peaks(victim: Floats, suspect: Floats) -> tuple[float, float, float]:
@@ -214,25 +273,3 @@ def _log_density(values: Floats) -> Floats:
     flat = 1.0 / (high - low)
     density = 0.99 * np.interp(position, np.arange(_GRID), smooth) + 0.01 * flat
     return np.log(density) - np.log(scale) - 0.5 * np.log1p(np.sinh(bent) ** 2)
-
-
-def _selection(victim: Floats, suspect: Floats) -> tuple[float, float, float]:
-    both = np.isfinite(victim) & np.isfinite(suspect)
-    y, a = victim[both], suspect[both]
-    high = a > np.quantile(a, [0.02, 0.98]).mean() if a.size else np.zeros(0, dtype=bool)
-    if min(high.sum(), (~high).sum()) < 16:
-        return math.nan, math.nan, math.nan
-    ranks = rankdata(y)
-    above = (ranks[high].sum() - high.sum() * (high.sum() + 1) / 2) / (high.sum() * (~high).sum())
-    return _skew(y[~high]), _skew(y[high]), float(above)
-
-
-def _skew(values: Floats) -> float:
-    """Skewness by moments, after cutting at 4 robust deviations, so that single samples do not decide."""
-    centre = float(np.median(values))
-    scale = 1.4826 * float(np.median(np.abs(values - centre)))
-    if scale <= 0:
-        return 0.0
-    z = np.clip((values - centre) / scale, -4.0, 4.0)
-    z = z - z.mean()
-    return float(np.mean(z**3) / max(float(np.mean(z**2)), 1e-12) ** 1.5)

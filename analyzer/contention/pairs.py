@@ -9,16 +9,19 @@ import numpy as np
 
 from analyzer.contention.channel import PIPE_CHANNELS, name_channel, partial_r2
 from analyzer.contention.controls import Controls, Projection, ewma, neighbour_columns, victim_controls
-from analyzer.contention.direction import direction
+from analyzer.contention.direction import direction, shifted
 from analyzer.contention.series import MIN_SAMPLES, Bools, Card, Floats, Lane, Signal, fill
 from analyzer.contention.shift import SHIFT_SAMPLES, ShiftTest, shift_test, short_test
 from analyzer.contention.vetoes import Rival, dominant_rival, episodes, influence
 from analyzer.contention.whiten import ar_order, fit_ar, rank_normal, whiten
+from collector.schema import UNKNOWN
 
 _LOOK_CLOSER = 0.1  # p above which nobody asks for direction, influence, rival and channel
 _IDLE = 0.1  # of its usual peak: below it a victim without a sample was simply not working
 _MIN_SWING = 0.02
 _MIN_RELATIVE_SWING = 0.1
+_LONG_STAY = 0.25  # of the stretch: a co-runner that stayed so long gets columns of its own
+_TWIN = 0.98  # correlation above which two suspects are one to a passive test
 _KEPT_SWING = 0.5  # of the required swing must be left after the controls
 _SPANS = (1, 3, 8)  # of the suspect's shapes, in samples
 
@@ -41,6 +44,7 @@ class PairMeasure:
     suspect_workload: str = ""
     victim_kind: str = ""
     suspect_kind: str = ""
+    suspect_serves: str = ""
     untested: str = ""
     needs: str = ""
     cost: str = ""
@@ -68,12 +72,12 @@ class PairMeasure:
     state_share: float = math.nan
     shape_z: float = math.nan
     own_z: float = math.nan
-    pace: float = math.nan
-    low_skew: float = math.nan
-    high_skew: float = math.nan
-    separation: float = math.nan
+    foresight_z: float = math.nan
+    dose_z: float = math.nan
     rival: str = ""
     channel: str = ""
+    channel_basis: str = ""
+    twins: str = ""
     channel_shares: str = ""
 
 
@@ -83,19 +87,40 @@ class _Place:
     node: str
     interval_seconds: float
     coverage_floor: float
+    elsewhere: tuple[Card, ...] = ()
 
 
 def measure_card(
-    card: Card, *, cluster: str, node: str, interval_seconds: float, coverage_floor: float
+    card: Card,
+    *,
+    cluster: str,
+    node: str,
+    interval_seconds: float,
+    coverage_floor: float,
+    elsewhere: tuple[Card, ...] = (),
 ) -> list[PairMeasure]:
-    """Measure all directed pairs of a card, in the order of its lanes."""
-    place = _Place(cluster, node, interval_seconds, coverage_floor)
+    """Measure all directed pairs of a card, in the order of its lanes.
+
+    Args:
+        card: the card.
+        cluster: its cluster.
+        node: its node.
+        interval_seconds: distance of the samples.
+        coverage_floor: share of samples below which a pair is not tested.
+        elsewhere: the node's other cards: replicas there tell what slows a workload without the suspect.
+    """
+    place = _Place(cluster, node, interval_seconds, coverage_floor, elsewhere)
     result = []
     for victim in card.lanes:
-        suspects = [lane for lane in card.lanes if lane is not victim]
+        suspects = [lane for lane in card.lanes if lane is not victim and _met(victim, lane)]
         if suspects:
             result += _measure_victim(card, victim, suspects, place)
     return result
+
+
+def _met(left: Lane, right: Lane) -> bool:
+    """Say whether two lanes were ever on the card at the same time; if not, they are no pair."""
+    return any(a[0] <= b[1] and b[0] <= a[1] for a in left.lives for b in right.lives)
 
 
 def _measure_victim(card: Card, victim: Lane, suspects: list[Lane], place: _Place) -> list[PairMeasure]:
@@ -119,13 +144,16 @@ class _Bench:
     """All that a victim's pairs share: its series cut to the time it worked, the controls projected out once."""
 
     victim: Lane
+    suspects: list[Lane]
     cost: Signal
     cut: slice
     outcome: Floats
     rows: Bools
     controls: Controls
     base: Projection
-    neighbours: dict[str, Floats]
+    neighbours: dict[str, Floats]  # those that stayed long, by lane
+    brief: Floats  # all others together
+    replicas: list[tuple[frozenset[str], Floats]]  # names on a replica's card, and its cost
 
     @classmethod
     def of(cls, card: Card, victim: Lane, cost: Signal, suspects: list[Lane], place: _Place) -> _Bench:
@@ -133,13 +161,64 @@ class _Bench:
         cut = slice(int(known[0]), int(known[-1]) + 1)
         outcome = cost.values[cut]
         whole = victim_controls(victim, card, cut, place.interval_seconds)
-        neighbours = {lane.slices[-1]: neighbour_columns(lane)[cut] for lane in suspects if lane.activity is not None}
-        return cls(victim, cost, cut, outcome, np.isfinite(outcome), whole, Projection(whole.columns), neighbours)
+        neighbours: dict[str, Floats] = {}
+        brief = np.zeros((outcome.size, 3))
+        for lane in suspects:
+            if lane.activity is None:
+                continue
+            columns = neighbour_columns(lane)[cut]
+            if _stay(lane, cut) >= _LONG_STAY * outcome.size:
+                neighbours[lane.slices[-1]] = columns
+            else:
+                brief += columns
+        return cls(
+            victim=victim,
+            suspects=suspects,
+            cost=cost,
+            cut=cut,
+            outcome=outcome,
+            rows=np.isfinite(outcome),
+            controls=whole,
+            base=Projection(whole.columns),
+            neighbours=neighbours,
+            brief=brief,
+            replicas=_replicas(victim, cost, place.elsewhere, cut),
+        )
 
-    def others(self, suspect: Lane) -> Floats:
-        """Columns of the co-runners other than `suspect`."""
-        columns = [c for key, c in self.neighbours.items() if key != suspect.slices[-1]]
-        return np.column_stack(columns) if columns else np.empty((self.outcome.size, 0))
+    def others(self, suspect: Lane, twins: list[Lane]) -> tuple[Floats, Bools]:
+        """Columns of the co-runners other than `suspect` (and its twins) and of replicas where it is not near.
+
+        With them come the rows on which all of it is known: where the replicas are silent they control nothing.
+        """
+        own = {lane.slices[-1] for lane in (suspect, *twins)}
+        columns = [values for name, values in self.neighbours.items() if name not in own]
+        brief = self.brief
+        for lane in (suspect, *twins):
+            if lane.slices[-1] not in self.neighbours and lane.activity is not None:
+                brief = brief - neighbour_columns(lane)[self.cut]
+        columns.append(brief)
+        apart = [cost for names, cost in self.replicas if not names & {suspect.workload, *(t.workload for t in twins)}]
+        rows = self.rows
+        for cost in apart:
+            both = rows & np.isfinite(cost)
+            if both.sum() > 0.5 * self.rows.sum():
+                rows = both
+                columns.append(fill(cost)[:, None])
+        return np.column_stack(columns), rows
+
+
+def _replicas(
+    victim: Lane, cost: Signal, elsewhere: tuple[Card, ...], cut: slice
+) -> list[tuple[frozenset[str], Floats]]:
+    """Find the victim's replicas on other cards that tell the same signal for most of the stretch."""
+    result = []
+    for card in elsewhere:
+        names = frozenset(lane.workload for lane in card.lanes)
+        for lane in card.lanes:
+            same = (lane.tenant, lane.workload) == (victim.tenant, victim.workload)
+            if same and victim.workload not in ("", UNKNOWN) and lane.cost is not None and lane.cost.name == cost.name:
+                result.append((names, lane.cost.values[cut]))
+    return result
 
 
 def _measure_pair(card: Card, bench: _Bench, suspect: Lane, place: _Place, victim_coverage: float) -> PairMeasure:
@@ -174,10 +253,16 @@ def _measure_pair(card: Card, bench: _Bench, suspect: Lane, place: _Place, victi
         reason = f"the suspect hardly varies (between {low:.0%} and {high:.0%} of the card)"
         return untested(reason, "a time in which the suspect stops, or a short throttle of it", coverage=coverage)
 
-    others = bench.others(suspect)
-    others_residual = bench.base.residual(others, bench.rows)
+    starts = episodes(activity[known & bench.rows])
+    if starts < 2:
+        needs = "a second start of the suspect, or a short throttle of it"
+        return untested("the suspect rose only once: it would rest on a single event", needs, coverage=coverage)
+
+    twins = _twins(suspect, bench.suspects, activity, bench.cut)
+    others, rows = bench.others(suspect, twins)
+    others_residual = bench.base.residual(others, rows)
     second = Projection(others_residual)
-    outcome = second.residual(bench.base.residual(bench.outcome, bench.rows), bench.rows)
+    outcome = second.residual(bench.base.residual(bench.outcome, rows), rows)
     regress = _Residualiser(bench.base, others)
     smooth = fill(activity)
     shapes = [regress(np.where(known, smooth if span == 1 else ewma(smooth, span), np.nan)) for span in _SPANS]
@@ -186,18 +271,14 @@ def _measure_pair(card: Card, bench: _Bench, suspect: Lane, place: _Place, victi
         reason = "the suspect's activity is all explained by load, hour, clock and other co-runners"
         return untested(reason, "a change of the suspect at another hour, or a short throttle of it", coverage=coverage)
 
-    short = int(bench.rows.sum()) < SHIFT_SAMPLES
-    missing = 1.0 - float(bench.rows.mean())
+    short = int(rows.sum()) < SHIFT_SAMPLES
+    missing = 1.0 - float(rows.mean())
     phi = fit_ar(outcome, min(1, ar_order(missing)) if short else ar_order(missing))
     noise = whiten(outcome, phi)
     filtered = tuple(whiten(shape, phi) for shape in shapes)
-    starts = episodes(activity[known & bench.rows])
     ranked = rank_normal(noise)
     if short:
-        used = bench.base.rank(bench.rows) + second.rank(bench.rows) + phi.size
-        if starts < 2:
-            reason = "the suspect rose only once in a short window"
-            return untested(reason, "a second start of the suspect, or a longer window", coverage=coverage)
+        used = bench.base.rank(rows) + second.rank(rows) + phi.size
         if int((np.isfinite(noise) & np.isfinite(filtered[0])).sum()) < used + 10:
             return untested("too few samples beside the controls", "a longer window", coverage=coverage)
         test = short_test(noise, filtered, used)
@@ -213,7 +294,7 @@ def _measure_pair(card: Card, bench: _Bench, suspect: Lane, place: _Place, victi
         cost_trust=bench.cost.trust,
         activity=suspect.activity.name,
         activity_trust=suspect.activity.trust,
-        samples=float(bench.rows.sum()),
+        samples=float(rows.sum()),
         coverage=coverage,
         controls=", ".join((*bench.controls.names, *(["other co-runners"] if others.shape[1] else []))),
         swing=swing,
@@ -228,18 +309,20 @@ def _measure_pair(card: Card, bench: _Bench, suspect: Lane, place: _Place, victi
     )
     if not test.p < _LOOK_CLOSER:
         return row
-    winner = _lagged(filtered[test.shape], test.lag)
+    winner = shifted(filtered[test.shape], test.lag)
     shares = partial_r2(ranked, _uses(card, bench, suspect, regress, phi, test))
     mig = victim.kind == "mig" and suspect.kind == "mig"
     # Three standard errors of a correlation, squared: a smaller share is noise.
-    channel = name_channel(shares, mig=mig, floor=9.0 / float(bench.rows.sum()))
-    seen = direction(outcome, shapes[0], test.lag)
+    channel, basis = name_channel(shares, mig=mig, floor=9.0 / float(rows.sum()))
+    seen = direction(outcome, shapes[0], np.where(known, activity, np.nan), regress, test.lag)
     return replace(
         row,
         influence_z=influence(ranked, winner),
         **asdict(seen),
-        rival=dominant_rival(ranked, winner, _rivals(card, bench, suspect, phi, test)),
-        channel=channel or "",
+        rival=dominant_rival(ranked, winner, _rivals(card, bench, [suspect, *twins], phi, test)),
+        channel=channel,
+        channel_basis=basis,
+        twins=", ".join(lane.name for lane in twins),
         channel_shares=", ".join(f"{name} {share:.3f}" for name, share in sorted(shares.items())),
     )
 
@@ -274,25 +357,26 @@ def _uses(
             continue
         span = _SPANS[test.shape]
         shaped = values if span == 1 else np.where(good, ewma(fill(values), span), np.nan)
-        result[channel] = _lagged(whiten(regress(shaped), phi), test.lag)
+        result[channel] = shifted(whiten(regress(shaped), phi), test.lag)
     return result
 
 
-def _rivals(card: Card, bench: _Bench, suspect: Lane, phi: Floats, test: ShiftTest) -> list[Rival]:
+def _rivals(card: Card, bench: _Bench, apart: list[Lane], phi: Floats, test: ShiftTest) -> list[Rival]:
     """Return co-runners and unattributed activity, free of the controls but not of one another."""
-    whole = {key: columns[:, test.shape] for key, columns in bench.neighbours.items() if key != suspect.slices[-1]}
+    own = {lane.slices[-1] for lane in apart}
+    whole = {key: columns[:, test.shape] for key, columns in bench.neighbours.items() if key not in own}
     if np.isfinite(card.unattributed[bench.cut]).mean() > 0.5:
         whole["activity that no slice accounts for"] = fill(card.unattributed[bench.cut])
     everywhere = np.ones(bench.outcome.size, dtype=bool)
     return [
-        Rival(key, _lagged(whiten(bench.base.residual(values, everywhere), phi), test.lag))
+        Rival(key, shifted(whiten(bench.base.residual(values, everywhere), phi), test.lag))
         for key, values in whole.items()
     ]
 
 
 def _effect(outcome: Floats, regressor: Floats, lag: int, swing: float) -> tuple[float, float, float]:
     """Slow-down at full swing and its 95 % interval, as ratios; errors robust to memory (Newey and West, 1987)."""
-    a = _lagged(regressor, lag)
+    a = shifted(regressor, lag)
     both = np.isfinite(outcome) & np.isfinite(a)
     power = float(a[both] @ a[both])
     if power <= 0:
@@ -311,12 +395,23 @@ def _effect(outcome: Floats, regressor: Floats, lag: int, swing: float) -> tuple
     return value, lower, upper
 
 
-def _lagged(values: Floats, lag: int) -> Floats:
-    if lag == 0:
-        return values
-    moved = np.full_like(values, np.nan)
-    moved[lag:] = values[:-lag]
-    return moved
+def _twins(suspect: Lane, lanes: list[Lane], activity: Floats, cut: slice) -> list[Lane]:
+    """Co-runners that move so exactly as the suspect does that nobody can tell their effects apart."""
+    result = []
+    for lane in lanes:
+        if lane is suspect or lane.activity is None or _stay(lane, cut) < _LONG_STAY * activity.size:
+            continue
+        other = lane.activity.values[cut]
+        both = np.isfinite(activity) & np.isfinite(other)
+        u, v = activity[both], other[both]
+        if u.size > MIN_SAMPLES and u.std() > 0 and v.std() > 0 and np.corrcoef(u, v)[0, 1] > _TWIN:
+            result.append(lane)
+    return result
+
+
+def _stay(lane: Lane, cut: slice) -> int:
+    """Samples of a stretch in which a lane was there."""
+    return sum(max(0, min(last + 1, cut.stop) - max(first, cut.start)) for first, last in lane.lives)
 
 
 def _coverage(victim: Lane, cost: Signal) -> float:
@@ -345,5 +440,6 @@ def _row(card: Card, victim: Lane, suspect: Lane, place: _Place, **rest: object)
         suspect_workload=suspect.workload,
         victim_kind=victim.kind,
         suspect_kind=suspect.kind,
+        suspect_serves="requests" if suspect.load is not None else "",
     )
     return replace(base, **rest)  # type: ignore[arg-type]  # names are those of the dataclass, checked by its tests

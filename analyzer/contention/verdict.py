@@ -16,7 +16,11 @@ from analyzer.findings import Verdict
 _LEAD_Z = 4.0  # prewhitened: four standard errors, as the suspect has four chances to follow
 _TIME_Z = 4.0
 _SHAPE_Z = 2.0
-_PACE = 0.1
+_TWO_STATES = 4.0
+_STATE_Z = 3.5
+_STATE_SHARE = 0.5
+_FORESIGHT_Z = 3.0
+_DOSE_Z = 3.0
 _TWO_STATES = 4.0
 _STATE_Z = 3.5
 _STATE_SHARE = 0.5
@@ -74,10 +78,16 @@ def judge(pair: PairMeasure, q: float, *, fdr: float, effect_floor: float) -> Ju
     if not pair.channel:
         needs = ("PCIe, NVLink and host counters of the card", "a short throttle of the suspect")
         return Judgement(Verdict.SUSPECTED, "no resource that MIG leaves shared explains it", needs, 0.4 * _trust(pair))
+    if pair.twins:
+        reason = f"{pair.twins} runs whenever it runs: which of them does it cannot be told"
+        return Judgement(Verdict.SUSPECTED, reason, ("a short throttle of one of them",), 0.5 * _trust(pair))
     forward, reason = _direction(pair)
     if not forward:
         needs = ("a scheduled start or stop of the suspect", "a short throttle of the suspect")
         return Judgement(Verdict.SUSPECTED, reason, needs, 0.5 * _trust(pair))
+    if pair.effect_lower < effect_floor:
+        needs = ("a longer window",)
+        return Judgement(Verdict.SUSPECTED, "the slow-down may be too small to matter", needs, 0.5 * _trust(pair))
     return Judgement(Verdict.HOLDS, reason, (), (1.0 - q) * _trust(pair))
 
 
@@ -120,14 +130,17 @@ def _no(reason: str, pair: PairMeasure) -> Judgement:
 
 
 def _direction(pair: PairMeasure) -> tuple[bool, str]:
-    if pair.separation > _SEPARATED and pair.low_skew < -_CUT and pair.high_skew > _CUT:
-        return False, "it looks as if the suspect rose because the victim was slow"
     if pair.lag_z > max(_TIME_Z, pair.lead_z) and pair.lag_z > 1.5 * abs(pair.same_z):
         return True, "the victim follows the suspect in time"
-    own_pace = pair.pace > _PACE
-    if own_pace and pair.states > _TWO_STATES and pair.state_z > _STATE_Z and pair.state_share > _STATE_SHARE:
-        return True, "the victim slows and recovers as the suspect starts and stops by a rhythm of its own"
-    if own_pace and pair.shape_z > _SHAPE_Z and pair.own_z > _SHAPE_Z:
+    if pair.foresight_z > _FORESIGHT_Z:
+        return False, "the victim was slow before the suspect rose: the suspect may be reacting to it"
+    by_state = pair.states > _TWO_STATES and pair.state_z > _STATE_Z and pair.state_share > _STATE_SHARE
+    by_shape = pair.shape_z > _SHAPE_Z and pair.own_z > _SHAPE_Z
+    if pair.suspect_serves and pair.dose_z < _DOSE_Z:
+        return False, "the suspect serves requests, and more of them may come because the victim is slow"
+    if by_state:
+        return True, "the victim slows and recovers as the suspect starts and stops"
+    if by_shape:
         return True, "the suspect has a rhythm of its own that the victim's noise does not explain"
     if pair.shape_z < -_SHAPE_Z:
         return False, "the suspect may be reacting to the victim within the same sample"
@@ -136,4 +149,5 @@ def _direction(pair: PairMeasure) -> tuple[bool, str]:
 
 def _trust(pair: PairMeasure) -> float:
     """How far the signals carry: the victim's, the suspect's, and how much of them was there."""
-    return pair.cost_trust * pair.activity_trust * min(1.0, 0.5 + 0.5 * pair.coverage)
+    by_exclusion = 0.8 if pair.channel_basis == "excluded" else 1.0
+    return pair.cost_trust * pair.activity_trust * min(1.0, 0.5 + 0.5 * pair.coverage) * by_exclusion
