@@ -161,7 +161,7 @@ class Panel:
             zero += self.window("zero", rows.series, centre - around, high)
             count += self.window("count", rows.series, centre - around, high)
         slot = zero / (count + 1.0)
-        low = rows.origin - max(self.steps(3600), 12) + 1
+        low = rows.origin - max(self.steps(3600), 3) + 1
         recent = self.window("zero", rows.series, low, rows.origin)
         recent = recent / (self.window("count", rows.series, low, rows.origin) + 1.0)
         near = np.exp(-rows.horizon * self.step_seconds / (6 * 3600))
