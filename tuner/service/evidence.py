@@ -84,34 +84,48 @@ class EvidenceReader:
     def _window(self, window: Window) -> Mapping[Target, tuple[str, Measured]]:
         if window not in self._read:
             rows = self.store.read("slice", window, fields=_FIELDS)
-            rows = rows[rows["tenant"] != NOBODY]
-            self._read[window] = {
-                Target("slice", *(str(part) for part in key)): (str(part["tenant"].iloc[-1]), self._measured(part))
-                for key, part in rows.groupby(_KEY, sort=True)
-            }
+            self._read[window] = _measured(rows[rows["tenant"] != NOBODY], self.interval_seconds)
         return self._read[window]
 
-    def _measured(self, rows: pd.DataFrame) -> Measured:
-        rates = rows["requests_per_second"].to_numpy(np.float64)
-        within = rows["within_objective_per_second"].to_numpy(np.float64)
-        judged = ~np.isnan(rates) & ~np.isnan(within)
-        asked = float(rates[judged].sum()) * self.interval_seconds
-        served = float(within[judged].sum()) * self.interval_seconds
-        tail = rows["latency_p99_seconds"].to_numpy(np.float64)
-        return Measured(
-            requests=float(np.nansum(rates)) * self.interval_seconds if not np.isnan(rates).all() else math.nan,
-            kept=served / asked if asked > 0 else math.nan,
-            latency_seconds=float(np.nanmax(tail)) if not np.isnan(tail).all() else math.nan,
-            throughput=self._throughput(rows),
-        )
 
-    def _throughput(self, rows: pd.DataFrame) -> float:
-        """Return units of work a second while it worked; pauses for evaluation and checkpoints are its own."""
-        steps = rows["steps_count"].to_numpy(np.float64)
-        pace = rows["step_seconds"].to_numpy(np.float64)
-        known = (steps > 0) & (pace > 0)
-        if known.any():
-            return float(steps[known].sum() / (steps[known] * pace[known]).sum())
-        if np.isnan(steps).all() or np.nansum(steps) == 0:
-            return math.nan
-        return float(np.nansum(steps) / (np.count_nonzero(~np.isnan(steps)) * self.interval_seconds))
+def _measured(rows: pd.DataFrame, interval_seconds: float) -> dict[Target, tuple[str, Measured]]:
+    """Sum each slice's rows: (tenant of the last row, what was measured).
+
+    Throughput is units of work a second while it worked: pauses for evaluation and checkpoints are its own.
+    """
+    if rows.empty:
+        return {}
+    rate, within = rows["requests_per_second"], rows["within_objective_per_second"]
+    steps, pace = rows["steps_count"], rows["step_seconds"]
+    judged, paced = rate.notna() & within.notna(), (steps > 0) & (pace > 0)
+    table = pd.DataFrame(
+        {
+            "requests": rate * interval_seconds,
+            "asked": rate.where(judged),
+            "served": within.where(judged),
+            "tail": rows["latency_p99_seconds"],
+            "paced": steps.where(paced),
+            "busy": (steps * pace).where(paced),
+            "steps": steps,
+            "seconds": np.where(steps.notna(), interval_seconds, np.nan),
+        }
+    )
+    grouped = table.groupby([rows[name] for name in _KEY], sort=True)
+    sums = grouped[["requests", "asked", "served", "paced", "busy", "steps", "seconds"]].sum(min_count=1)
+    tails = grouped["tail"].max().to_numpy(np.float64)
+    tenants = rows["tenant"].groupby([rows[name] for name in _KEY], sort=True).last()
+    found = {}
+    columns = sums.to_numpy(np.float64)
+    for key, tenant, line, tail in zip(sums.index, tenants, columns, tails, strict=True):
+        requests, asked, served, done, busy, counted, seconds = (float(v) for v in line)
+        plain_rate = counted / seconds if counted > 0 else math.nan
+        found[Target("slice", *(str(part) for part in key))] = (
+            str(tenant),
+            Measured(
+                requests=requests,
+                kept=served / asked if asked > 0 else math.nan,
+                latency_seconds=float(tail),
+                throughput=done / busy if busy > 0 else plain_rate,
+            ),
+        )
+    return found
