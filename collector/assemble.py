@@ -240,6 +240,7 @@ class Assembler:
         changed = False
         for one in live:
             if not one.layout.kube:
+                changed |= self._kube_parts.pop(one.state.key, None) is not None
                 continue
             known = self._kube_parts.get(one.state.key)
             if known is None or known[0] is not one.layout or known[1] != one.body.values:

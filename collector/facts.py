@@ -233,7 +233,8 @@ def _tell_workload(book: FactBook, resolved: ResolvedWorkload, now: datetime) ->
 def describe_pods(book: FactBook, kube: KubeState, now: datetime) -> None:
     """Tell the facts of nodes, and of workloads that wait or run without a slice that is seen."""
     cluster = book.context.cluster
-    for node, resources in kube.allocatable.items():
+    for node in sorted(kube.allocatable.keys() | kube.node_labels.keys()):
+        resources = kube.allocatable.get(node, {})
         subject = Subject("node", cluster, node)
         for resource, name in (("cpu", "allocatable_cpu"), ("memory", "allocatable_memory_bytes")):
             if resource in resources:

@@ -68,13 +68,6 @@ class SeriesReader:
             self._readers[mapped.exporter.subject](series, mapped, slot)
         return slot
 
-    def _rank(self, series: Series, mapped: MappedMetric) -> int:
-        suffix = {"bucket": "_bucket", "sum": "_sum", "count": "_count"}.get(mapped.part, "")
-        for rank, name in enumerate(mapped.row.metric):
-            if series.name in (name, name + suffix):
-                return rank
-        return 0
-
     def _order(self, mapped: MappedMetric, shift: int = 0) -> tuple[int, int]:
         adds = mapped.row.adds_to_field
         return mapped.exporter.preference + shift, 0 if adds else self._world.metric_number(mapped)
@@ -109,7 +102,7 @@ class SeriesReader:
             return
         part = Part(
             world.metric_number(mapped),
-            self._rank(series, mapped),
+            mapped.rank,
             (),
             device_key=(uuid, series.name),
             labelled=labelled,
@@ -169,7 +162,7 @@ class SeriesReader:
         node = self._node(labels, exporter)
         self._world.card(uuid, node, exporter.preference, assumed=False)
         slot.holder = Holder(uuid, "", namespace, pod, container, True, "container", place, row, node)  # noqa: FBT003
-        self._simple_part(series, mapped, slot, row)
+        self._simple_part(mapped, slot, row)
 
     def _allocation(self, series: Series, mapped: MappedMetric, slot: Slot) -> None:
         labels, exporter, registry = series.labels, mapped.exporter, self._world.registry
@@ -182,13 +175,13 @@ class SeriesReader:
         node = pick(labels, exporter.node)
         self._world.card(uuid, node, exporter.preference, assumed=False)
         slot.holder = Holder(uuid, "", namespace, pod, container, True, "allocation", row=row, node=node)  # noqa: FBT003
-        self._simple_part(series, mapped, slot, row)
+        self._simple_part(mapped, slot, row)
 
-    def _simple_part(self, series: Series, mapped: MappedMetric, slot: Slot, row: int) -> None:
+    def _simple_part(self, mapped: MappedMetric, slot: Slot, row: int) -> None:
         world, name = self._world, mapped.row.field
         entry = world.registry.entry(self._key, row, name, self._order(mapped))
         channel = world.registry.channel(self._key, row, mapped, entry=entry, field_name=name)
-        slot.parts.append(Part(world.metric_number(mapped), self._rank(series, mapped), (channel,)))
+        slot.parts.append(Part(world.metric_number(mapped), mapped.rank, (channel,)))
 
     def _server(self, series: Series, mapped: MappedMetric, slot: Slot) -> None:
         world, labels, metric = self._world, series.labels, mapped.row
@@ -205,7 +198,7 @@ class SeriesReader:
         part_name = tuple(labels.get(name, "") for name in metric.adds_up)
         if metric.adds_to_field:
             part_name = (metric.metric[0], *part_name)
-        part = Part(world.metric_number(mapped) * 4 + _PART_NUMBER[mapped.part], self._rank(series, mapped), ())
+        part = Part(world.metric_number(mapped) * 4 + _PART_NUMBER[mapped.part], mapped.rank, ())
         if metric.nature == "histogram":
             part.channels = self._bucket_channels(labels, mapped, server, part_name)
         elif metric.nature == "mean":

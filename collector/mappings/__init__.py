@@ -113,6 +113,7 @@ class MappedMetric(_Table):
     exporter: ExporterMapping
     row: MetricRow
     part: Literal["", "bucket", "sum", "count"] = ""
+    rank: int = 0  # place among the row's names: the newest name is 0
 
 
 class MappingTable:
@@ -122,9 +123,9 @@ class MappingTable:
         self._rows: dict[str, list[MappedMetric]] = {}
         for exporter in exporters:
             for row in exporter.metric:
-                for name in row.metric:
+                for rank, name in enumerate(row.metric):
                     for suffix, part in _parts(row):
-                        mapped = MappedMetric.model_construct(exporter=exporter, row=row, part=part)
+                        mapped = MappedMetric.model_construct(exporter=exporter, row=row, part=part, rank=rank)
                         self._rows.setdefault(name + suffix, []).append(mapped)
 
     @property
