@@ -184,10 +184,14 @@ class Tuner:
             declarations=parts.declarations,
             forecasts=self._watch.forecasts(),
         )
-        record_findings(parts.state, analysis.findings, now)
-        self._findings = tuple(unsuppressed(parts.state, analysis.findings, now))
-        self._analysed_at = now
+        self.remember(analysis, now)
         return analysis
+
+    def remember(self, analysis: Analysis, now: datetime) -> None:
+        """Write findings down and let the next plans rest on them."""
+        record_findings(self._parts.state, analysis.findings, now)
+        self._findings = tuple(unsuppressed(self._parts.state, analysis.findings, now))
+        self._analysed_at = now
 
     def _look(self, now: datetime) -> Sight:
         every = timedelta(seconds=self._parts.settings.analyze_seconds)

@@ -1,0 +1,65 @@
+"""`trimtab demo`: two simulated days, tuned; then the dashboard over them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from collector.errors import ConfigurationError
+from dashboard.cli.context import flag
+from dashboard.cli.output import note, say, stderr
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the root."""
+    app.command(rich_help_panel="Start")(demo)
+
+
+def demo(
+    headless: Annotated[
+        bool, flag("--headless", help="End after the tables instead of serving the dashboard.")
+    ] = False,
+    folder: Annotated[
+        Path, typer.Option("--folder", metavar="DIR", help="Where everything goes; a former demo is replaced.")
+    ] = Path("demo-out"),
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of the simulated cluster.")] = 1,
+    hours: Annotated[float, typer.Option("--hours", metavar="H", min=0.1, max=48, help="Simulated time.")] = 48.0,
+) -> None:
+    """Run two simulated days of a shared fleet, before and after tuning, and show them.
+
+    Sixteen cards under MIG, MPS, vGPU, time-slicing and whole, with online services, training, waiting jobs, slices
+    that fight and a card that fails. Needs no GPU and no network.
+    """
+    from dashboard.demo import print_board, run_demo  # noqa: PLC0415  loads everything; --help must not
+
+    note(f"simulating {hours:g} hours twice: as its owners set it up, and tuned")
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[clock]}"), TimeElapsedColumn())
+    with Progress(*columns, console=stderr(), transient=True) as bar:
+        task = bar.add_task("tuned run", total=hours * 60, clock="")
+
+        def moved(done: int, total: int) -> None:
+            bar.update(
+                task, completed=done, total=total, clock=f"day {done // 1440 + 1} {done // 60 % 24:02d}:{done % 60:02d}"
+            )
+
+        try:
+            result = run_demo(folder, seed=seed, hours=hours, progress=moved)
+        except FileExistsError as error:
+            raise ConfigurationError(str(error)) from None
+    print_board(result)
+    _report_and_serve(result.config, headless=headless)
+
+
+def _report_and_serve(config: Path, *, headless: bool) -> None:
+    from dashboard.config import load_settings  # noqa: PLC0415
+    from dashboard.report import write_weekly  # noqa: PLC0415
+    from dashboard.serve import serve  # noqa: PLC0415
+
+    settings = load_settings(config).settings
+    say(f"report     {write_weekly(settings)}")
+    say(f"look on    trimtab --config {config} dashboard | analyze | changes | doctor | explain TT101")
+    if not headless:
+        serve(settings, config)

@@ -1,0 +1,224 @@
+"""The two runs behind the demo: static beside tuned, same seed, same arrivals."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from analyzer.findings import Finding
+from analyzer.ledger import Ledger
+from analyzer.settings import AnalyzeSettings
+from collector.clock import VirtualClock
+from collector.collect import Collector
+from collector.plugins import SourceContext
+from collector.protocols import Source, Store
+from collector.scrape import ScrapeSource
+from collector.settings import SourceSettings, StoreSettings
+from collector.store import EmbeddedStore
+from collector.window import Window
+from sample_data.cluster.backend import SimulatorBackend
+from sample_data.cluster.bound import UpperBound, upper_bound
+from sample_data.cluster.cluster import SimulatedCluster
+from sample_data.cluster.presets import mixed
+from sample_data.cluster.score import Score, score
+from sample_data.cluster.source import SimulatedSource
+from sample_data.cluster.spec import STEP_SECONDS, ClusterSpec
+from tuner.model import Mode
+from tuner.record import ChangeState
+from tuner.service.analyse import Analysis, load_detectors, run_analysis
+from tuner.service.cycle import Tuner, TunerParts
+from tuner.settings import StateSettings, TunerSettings
+from tuner.state import open_state
+from tuner.state.plans import count_states
+
+Progress = Callable[[int, int], None]  # minutes done, minutes in all
+
+# A tuned day takes longer than a static one: the fast path every few minutes is enough at a 60-s step.
+_FAST_EVERY = 3  # steps
+_EXPORTERS = SourceSettings(kind="scrape", name="simulated exporters")
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """One run: its score from the truth, and what telemetry alone says of it."""
+
+    score: Score
+    findings: tuple[Finding, ...]
+    ledger: Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class DemoResult:
+    """Both runs, the bound, and where everything lies."""
+
+    seed: int
+    start: datetime
+    end: datetime
+    before: RunResult
+    after: RunResult
+    bound: UpperBound
+    analysis: Analysis  # of the tuned run
+    changes: dict[ChangeState, int]
+    folder: Path
+    config: Path
+
+
+def run_demo(folder: Path, *, seed: int = 1, hours: float = 48.0, progress: Progress | None = None) -> DemoResult:
+    """Run both, each on a core of its own.
+
+    Args:
+        folder: where the stores, the state and a configuration for all other commands go; emptied first.
+        seed: of the simulated cluster.
+        hours: simulated time.
+        progress: called as the tuned run moves on.
+    """
+    _empty(folder)
+    minutes = round(hours * 60)
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        static: Future[tuple[RunResult, UpperBound]] = pool.submit(static_run, folder / "static", seed, minutes)
+        after, analysis, changes = tuned_run(folder, seed, minutes, progress)
+        before, bound = static.result()
+    spec = mixed(seed)
+    return DemoResult(
+        seed=seed,
+        start=spec.start,
+        end=spec.start + timedelta(minutes=minutes),
+        before=before,
+        after=after,
+        bound=bound,
+        analysis=analysis,
+        changes=changes,
+        folder=folder,
+        config=_write_config(folder, spec),
+    )
+
+
+def _empty(folder: Path) -> None:
+    marker = folder / ".trimtab-demo"
+    if folder.exists() and any(folder.iterdir()) and not marker.exists():
+        raise FileExistsError(f"{folder} is not empty and no demo made it; name another folder with --folder")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    marker.touch()
+
+
+def static_run(folder: Path, seed: int, minutes: int) -> tuple[RunResult, UpperBound]:
+    """Run the cluster as its owners set it up; rows are handed over as frames."""
+    spec = mixed(seed)
+    cluster, clock = SimulatedCluster(spec), VirtualClock(spec.start)
+    store = EmbeddedStore(StoreSettings(path=folder), clock=clock)
+    try:
+        collector = Collector([SimulatedSource(cluster)], store, clock, float(STEP_SECONDS))
+        for _ in range(minutes):
+            _advance(cluster, clock, collector)
+        result, _ = _result(cluster, store)
+    finally:
+        store.close()
+    return result, upper_bound(spec, minutes)
+
+
+def tuned_run(
+    folder: Path, seed: int, minutes: int, progress: Progress | None = None
+) -> tuple[RunResult, Analysis, dict[ChangeState, int]]:
+    """Run the same cluster with the tuner in closed loop; telemetry crosses the text formats of the exporters."""
+    spec = mixed(seed)
+    cluster, clock = SimulatedCluster(spec), VirtualClock(spec.start)
+    store = EmbeddedStore(StoreSettings(path=folder / "store"), clock=clock)
+    state_settings = StateSettings(path=folder / "state.db", kill_switch=folder / "PAUSED")
+    state = open_state(state_settings)
+    settings = demo_tuner_settings()
+    try:
+        collector = Collector([text_source(cluster)], store, clock, float(STEP_SECONDS))
+        tuner = Tuner(
+            TunerParts(
+                store=store,
+                backend=SimulatorBackend(cluster),
+                state=state,
+                clock=clock,
+                settings=settings,
+                state_settings=state_settings,
+                interval_seconds=float(STEP_SECONDS),
+                detectors=load_detectors(AnalyzeSettings(), ("contention", "forecast")),
+            )
+        )
+        every = round(settings.cycle_seconds / STEP_SECONDS)
+        for minute in range(minutes):
+            _advance(cluster, clock, collector)
+            if minute % every == every - 1:
+                tuner.run_once(clock.now())
+            elif minute % _FAST_EVERY == 0:
+                tuner.fast_once(clock.now())
+            if progress is not None:
+                progress(minute + 1, minutes)
+        result, analysis = _result(cluster, store)
+        tuner.remember(analysis, clock.now())
+        return result, analysis, count_states(state)
+    finally:
+        state.close()
+        store.close()
+
+
+def text_source(cluster: SimulatedCluster) -> Source:
+    """Return the ordinary scrape source, pointed at the simulated exporters."""
+    context = SourceContext(
+        cluster=cluster.spec.name,
+        interval_seconds=float(STEP_SECONDS),
+        mappings=cluster.mappings(),
+        simulated=True,
+    )
+    return ScrapeSource(_EXPORTERS, context, fetch=cluster.fetch, discover=cluster.targets)
+
+
+def demo_tuner_settings() -> TunerSettings:
+    """Return the settings of the closed loop: automatic, and armed to restart offline work."""
+    return TunerSettings(mode=Mode.AUTO, auto_restart_offline=True)
+
+
+def _advance(cluster: SimulatedCluster, clock: VirtualClock, collector: Collector) -> None:
+    cluster.step()
+    clock.advance(STEP_SECONDS)
+    collector.run_once(clock.now())
+
+
+def _result(cluster: SimulatedCluster, store: Store) -> tuple[RunResult, Analysis]:
+    analysis = run_analysis(
+        store,
+        Window(cluster.spec.start, cluster.now),
+        interval_seconds=float(STEP_SECONDS),
+        settings=AnalyzeSettings(),
+        detectors=load_detectors(AnalyzeSettings()),
+    )
+    result = RunResult(score(cluster.truth, cluster.spec), analysis.findings, analysis.ledger)
+    return result, analysis
+
+
+def _write_config(folder: Path, spec: ClusterSpec) -> Path:
+    """Write a configuration with which every other command looks at the demo."""
+    path = folder / "trimtab.toml"
+    path.write_text(
+        f"""# Looks at the demo: trimtab --config {path} dashboard
+[cluster]
+name = "{spec.name}"
+interval_seconds = {STEP_SECONDS}
+
+[store]
+path = "{(folder / "store").resolve()}"
+
+[state]
+path = "{(folder / "state.db").resolve()}"
+kill_switch = "{(folder / "PAUSED").resolve()}"
+
+[report]
+folder = "{(folder / "reports").resolve()}"
+
+[dashboard]
+port = 8501
+""",
+        encoding="utf-8",
+    )
+    return path
