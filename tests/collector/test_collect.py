@@ -1,0 +1,230 @@
+"""Sources over real sockets, and the loop that writes what they give."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from collector.batch import Batch
+from collector.clock import VirtualClock
+from collector.collect import Collector
+from collector.errors import ConfigurationError, UnreachableError
+from collector.plugins import SourceContext
+from collector.protocols import SourceDescription
+from collector.scrape import ScrapeSource
+from collector.settings import SourceSettings, TargetSettings
+
+START = datetime(2026, 1, 5, 0, 0, 13, tzinfo=UTC)
+TEXT = 'DCGM_FI_DEV_POWER_USAGE{gpu="0",UUID="GPU-0"} 100\nDCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION{gpu="0",UUID="GPU-0"} '
+
+
+class Exporters:
+    """Loopback exporters: path -> (status, body); remembers the headers that came."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, tuple[int, str]] = {}
+        self.headers: list[str] = []
+        self.stall = threading.Event()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                outer.headers.append(self.headers.get("Authorization", ""))
+                if self.path == "/slow":
+                    outer.stall.wait(5)
+                status, body = outer.answers.get(self.path, (404, "not found"))
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(body.encode())
+
+            def log_message(self, *_: object) -> None:
+                return
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self.stall.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def exporters() -> Iterator[Exporters]:
+    server = Exporters()
+    yield server
+    server.close()
+
+
+def source_of(exporters: Exporters, *paths: str, **settings: Any) -> ScrapeSource:
+    urls = tuple(exporters.url + path for path in paths)
+    return ScrapeSource(SourceSettings(targets=urls, **settings), SourceContext(cluster="test"))
+
+
+def test_exporters_are_read_over_http_and_rows_stand_on_the_grid(exporters: Exporters) -> None:
+    exporters.answers["/metrics"] = (200, TEXT + "1000000\n")
+    source = source_of(exporters, "/metrics", bearer_token=SecretStr("s3cret"), name="lab")
+    batch = source.poll(START)
+    row = batch.rows["gpu"].to_pylist()[0]
+    assert (row["power_watts"], row["node"], row["time"]) == (100.0, "127.0.0.1", START.replace(second=0))
+    assert exporters.headers == ["Bearer s3cret"]
+    described = source.describe()
+    assert (described.kind, described.name, described.targets) == ("scrape", "lab", (exporters.url + "/metrics",))
+    assert "s3cret" not in repr(described)
+    assert list(source.backfill(START, START + timedelta(hours=1))) == []
+    source.close()
+
+
+def test_targets_that_fail_stand_apart(exporters: Exporters) -> None:
+    exporters.answers["/metrics"] = (200, TEXT + "1\n")
+    exporters.answers["/broken"] = (500, "internal server error")
+    source = source_of(exporters, "/broken", "/metrics", "/slow", timeout_seconds=0.3)
+    batch = source.poll(START)
+    assert batch.rows["gpu"].num_rows == 1
+    messages = sorted(event.message for event in batch.events if event.code == "target_down")
+    assert len(messages) == 2
+    assert "expected HTTP 200, got 500" in messages[0]
+    assert "no answer in time" in messages[1]
+    source.close()
+
+
+def test_nobody_listening_is_an_event_and_not_an_exception() -> None:
+    settings = SourceSettings(targets=("http://127.0.0.1:9/metrics",), timeout_seconds=0.5)
+    source = ScrapeSource(settings, SourceContext())
+    batch = source.poll(START)
+    assert [event.code for event in batch.events] == ["target_down"]
+    assert batch.row_count == 0
+    source.close()
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [((), "expected targets such as"), (("node1:9400",), "expected http:// or https:// addresses, got 'node1:9400'")],
+)
+def test_a_source_without_proper_targets_is_refused(targets: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        ScrapeSource(SourceSettings(targets=targets), SourceContext())
+
+
+def test_targets_may_be_discovered_anew_each_time() -> None:
+    targets = [TargetSettings(url="sim://a", node="a")]
+
+    def fetch(target: TargetSettings) -> str:
+        if target.node == "gone":
+            raise UnreachableError("gone")
+        return TEXT.replace("GPU-0", f"GPU-{target.node}") + "1\n"
+
+    source = ScrapeSource(SourceSettings(), SourceContext(), fetch=fetch, discover=lambda: targets)
+    assert source.poll(START).rows["gpu"]["gpu"].to_pylist() == ["GPU-a"]
+    targets.append(TargetSettings(url="sim://b", node="b"))
+    assert source.poll(START + timedelta(minutes=1)).rows["gpu"]["gpu"].to_pylist() == ["GPU-a", "GPU-b"]
+    targets[:] = [TargetSettings(url="sim://c", node="gone")]
+    assert source.poll(START + timedelta(minutes=2)).row_count == 0
+    source.close()
+
+
+class MemoryStore:
+    """Keeps batches; fails while told to."""
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+
+    def write(self, batch: Batch) -> None:
+        self.batches.append(batch)
+
+
+class FixedSource:
+    """Gives the same text each time, and sets `stop` at the n-th poll."""
+
+    def __init__(self, name: str = "fixed", stop: threading.Event | None = None, last: int = 0) -> None:
+        self.name, self.stop, self.last = name, stop, last
+        self.polls: list[datetime] = []
+        self.fails = False
+
+    def poll(self, now: datetime) -> Batch:
+        self.polls.append(now)
+        if self.stop is not None and len(self.polls) == self.last:
+            self.stop.set()
+        if self.fails:
+            raise UnreachableError(f"{self.name}: expected an answer, got none")
+        return Batch()
+
+    def backfill(self, start: datetime, end: datetime) -> Iterator[Batch]:
+        yield from ()
+
+    def describe(self) -> SourceDescription:
+        return SourceDescription("fixed", self.name, (), 60.0)
+
+
+def collector(sources: list[Any], store: MemoryStore, clock: VirtualClock, path: Path | None = None) -> Collector:
+    return Collector(sources, store, clock, 60.0, state_path=path)  # type: ignore[arg-type]  # writes are all it needs
+
+
+def test_cycles_begin_at_once_and_then_stand_on_the_grid_until_stopped() -> None:
+    stop, store, clock = threading.Event(), MemoryStore(), VirtualClock(START)
+    source = FixedSource(stop=stop, last=4)
+    assert collector([source], store, clock).run(stop) == 4
+    assert [poll.second for poll in source.polls] == [13, 0, 0, 0]
+    assert [poll.minute for poll in source.polls] == [0, 1, 2, 3]
+    assert len(store.batches) == 4  # the batch in hand at the stop is written
+
+
+def test_a_source_that_fails_does_not_hold_up_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    store = MemoryStore()
+    bad, good = FixedSource("bad"), FixedSource("good")
+    bad.fails = True
+    report = collector([bad, good], store, VirtualClock(START)).run_once(START)
+    assert report.failures == {"bad": "bad: expected an answer, got none"}
+    assert len(store.batches) == 1
+    assert "bad" in caplog.text
+
+
+def test_when_no_source_can_be_read_the_cycle_fails_and_the_loop_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    stop, store = threading.Event(), MemoryStore()
+    source = FixedSource(stop=stop, last=3)
+    source.fails = True
+    with pytest.raises(UnreachableError, match="expected an answer"):
+        collector([source], store, VirtualClock(START)).run_once(START)
+    with caplog.at_level(logging.INFO):
+        assert collector([source], store, VirtualClock(START)).run(stop) == 2
+    assert store.batches == []
+
+
+def test_a_restart_of_the_collector_goes_on_where_it_stopped(exporters: Exporters, tmp_path: Path) -> None:
+    path = tmp_path / "state" / "collector.json"
+    joules = []
+    for minute, energy in enumerate((1_000_000, 1_600_000)):
+        exporters.answers["/metrics"] = (200, f"{TEXT}{energy}\n")
+        store = MemoryStore()
+        now = START + timedelta(minutes=minute)
+        collector([source_of(exporters, "/metrics")], store, VirtualClock(now), path).run_once(now)
+        joules.append(store.batches[0].rows["gpu"].to_pylist()[0].get("energy_joules"))
+    assert joules == [None, 600.0]
+
+
+def test_a_damaged_state_file_is_told_and_left_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "collector.json"
+    path.write_text("{oops")
+    store = MemoryStore()
+    collector([FixedSource()], store, VirtualClock(START), path).run_once(START)
+    assert "counters begin anew" in caplog.text
+    assert path.read_text() == "{}"
+
+
+def test_the_state_is_plain_json(exporters: Exporters) -> None:
+    exporters.answers["/metrics"] = (200, TEXT + "5\n")
+    source = source_of(exporters, "/metrics")
+    source.poll(START)
+    state: Mapping[str, Any] = source.export_state()
+    assert state["targets"] == {exporters.url + "/metrics": True}
+    assert list(state["counters"].values()) == [[5.0, START.replace(second=0).timestamp() * 1000]]
+    source.close()

@@ -1,0 +1,217 @@
+"""PrometheusSource against a loopback server that answers as the documented API does, with either version's borders."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs
+
+import orjson
+import pytest
+from pydantic import SecretStr
+
+from collector.errors import ConfigurationError, UnreachableError
+from collector.plugins import SourceContext
+from collector.prometheus import PrometheusSource
+from collector.settings import SourceSettings
+
+START = datetime(2026, 1, 5, tzinfo=UTC)
+CARD = {"UUID": "GPU-0", "gpu": "0", "instance": "10.0.0.7:9400", "job": "dcgm", "node": "node-a"}
+
+
+class Prometheus:
+    """Holds samples; `version` 2 closes both borders of a range, 3 leaves the first one open."""
+
+    def __init__(self) -> None:
+        self.samples: dict[str, tuple[dict[str, str], list[tuple[float, str]]]] = {}
+        self.version = 3
+        self.broken = ""
+        self.queries: list[str] = []
+        self.authorization = ""
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                outer.authorization = self.headers.get("Authorization", "")
+                names = sorted({labels["__name__"] for labels, _ in outer.samples.values()})
+                self._answer({"status": "success", "data": names})
+
+            def do_POST(self) -> None:
+                form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+                self._answer(outer.query(form["query"][0], float(form["time"][0])))
+
+            def _answer(self, document: object) -> None:
+                status = 200
+                body = orjson.dumps(document)
+                if outer.broken == "error":
+                    status, body = (
+                        422,
+                        orjson.dumps({"status": "error", "error": "query processing would load too many"}),
+                    )
+                elif outer.broken == "html":
+                    status, body = 502, b"<html>bad gateway</html>"
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                return
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def add(self, name: str, labels: dict[str, str], times: list[float], values: list[float]) -> None:
+        key = f"{name}{sorted(labels.items())}"
+        known = self.samples.setdefault(key, ({"__name__": name, **labels}, []))
+        known[1].extend(zip(times, map(str, values), strict=True))
+
+    def query(self, query: str, at: float) -> object:
+        self.queries.append(query)
+        match = re.fullmatch(r'\{__name__=~"([^"]*)"\}\[(\d+)s\]', query)
+        assert match, query
+        start = at - int(match.group(2))
+        result = []
+        for labels, samples in self.samples.values():
+            inside = [
+                [time, value]
+                for time, value in samples
+                if (start <= time if self.version == 2 else start < time) and time <= at
+            ]
+            if inside and re.fullmatch(match.group(1), labels["__name__"]):
+                result.append({"metric": labels, "values": inside})
+        return {"status": "success", "data": {"resultType": "matrix", "result": result}}
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture(params=[2, 3])
+def server(request: pytest.FixtureRequest) -> Iterator[Prometheus]:
+    prometheus = Prometheus()
+    prometheus.version = request.param
+    yield prometheus
+    prometheus.close()
+
+
+def source_of(server: Prometheus, **settings: object) -> PrometheusSource:
+    return PrometheusSource(
+        SourceSettings.model_validate(
+            {"kind": "prometheus", "url": server.url + "/", "timeout_seconds": 2, **settings}
+        ),
+        SourceContext(cluster="test"),
+    )
+
+
+def fill(server: Prometheus, minutes: int, start: datetime = START, step: int = 30) -> None:
+    times = [start.timestamp() + second for second in range(0, 60 * minutes, step)]
+    server.add("DCGM_FI_DEV_POWER_USAGE", CARD, times, [100.0 + n for n in range(len(times))])
+    server.add("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", CARD, times, [1e6 + 3e6 * n for n in range(len(times))])
+    server.add("go_goroutines", CARD, times, [1.0] * len(times))
+    server.add("up", {"instance": CARD["instance"], "job": "dcgm"}, times, [1.0] * len(times))
+
+
+def test_a_poll_takes_the_newest_sample_of_each_series_and_its_age(server: Prometheus) -> None:
+    fill(server, 3)
+    source = source_of(server, bearer_token=SecretStr("t"), name="main")
+    row = source.poll(START + timedelta(seconds=100)).rows["gpu"].to_pylist()[0]
+    assert (row["time"], row["node"], row["power_watts"]) == (START + timedelta(minutes=1), "node-a", 103.0)
+    assert row["source_age_seconds"] == pytest.approx(10.0)
+    row = source.poll(START + timedelta(seconds=160)).rows["gpu"].to_pylist()[0]
+    assert row["energy_joules"] == pytest.approx(6000.0)
+    assert server.authorization == "Bearer t"
+    assert source.discover() == ("DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION")
+    described = source.describe()
+    assert (described.name, described.targets) == ("main", (server.url,))
+    source.import_state(source.export_state())
+    source.close()
+
+
+def test_samples_older_than_two_intervals_are_absent(server: Prometheus) -> None:
+    fill(server, 1)
+    batch = source_of(server).poll(START + timedelta(seconds=200))
+    assert batch.row_count == 0
+
+
+def test_a_target_that_prometheus_cannot_scrape_is_down(server: Prometheus) -> None:
+    fill(server, 1)
+    server.add("up", {"instance": CARD["instance"], "job": "dcgm"}, [START.timestamp() + 60], [0.0])
+    batch = source_of(server).poll(START + timedelta(seconds=70))
+    assert [event.code for event in batch.events] == ["target_down"]
+    assert batch.row_count == 0
+
+
+def test_backfill_has_each_sample_once_whatever_the_servers_borders(server: Prometheus) -> None:
+    fill(server, 180)
+    source = source_of(server)
+    batches = list(source.backfill(START, START + timedelta(hours=3)))
+    assert len(batches) == 180
+    rows = [batch.rows["gpu"].to_pylist()[0] for batch in batches]
+    assert [row["time"] for row in rows] == [START + timedelta(minutes=n) for n in range(180)]
+    assert [row["power_watts"] for row in rows] == [101.0 + 2 * n for n in range(180)]
+    assert [row.get("energy_joules") for row in rows] == [None] + [6000.0] * 179
+    assert len(server.queries) == 3  # an hour at a time
+
+
+def test_backfill_leaves_out_what_is_not_there_and_stops_before_its_end(server: Prometheus) -> None:
+    fill(server, 10)
+    batches = list(source_of(server).backfill(START + timedelta(minutes=8), START + timedelta(hours=2)))
+    assert [batch.rows["gpu"].to_pylist()[0]["time"].minute for batch in batches] == [8, 9]
+    fill(server, 1, START + timedelta(hours=1))
+    again = list(source_of(server).backfill(START + timedelta(minutes=9), START + timedelta(hours=1)))
+    assert len(again) == 1
+
+
+def test_many_names_are_asked_for_in_parts(server: Prometheus) -> None:
+    names = [f"nvidia_smi_{n}" for n in ("power_draw_watts", "temperature_gpu")] + ["DCGM_FI_DEV_POWER_USAGE"]
+    for name in names:
+        server.add(name, {**CARD, "uuid": "x"}, [START.timestamp() + 1], [50.0])
+    source = source_of(server)
+    source.poll(START + timedelta(seconds=5))
+    asked = set(re.findall(r"[A-Za-z_]+", " ".join(server.queries))) & set(names)
+    assert asked == set(names)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"), [("error", "query processing would load too many"), ("html", "HTTP 502|too many 502")]
+)
+def test_a_server_that_answers_with_an_error_is_unreachable(server: Prometheus, broken: str, message: str) -> None:
+    fill(server, 1)
+    source = source_of(server)
+    source.poll(START + timedelta(seconds=30))
+    server.broken = broken
+    with pytest.raises(UnreachableError, match=message):
+        source.poll(START + timedelta(seconds=60))
+    with pytest.raises(UnreachableError, match="expected metric names"):
+        source.discover()
+
+
+def test_nobody_listening_is_unreachable() -> None:
+    settings = SourceSettings(kind="prometheus", url="http://127.0.0.1:9", timeout_seconds=0.2)
+    source = PrometheusSource(settings, SourceContext())
+    with pytest.raises(UnreachableError, match="expected metric names"):
+        source.poll(START)
+    source._names = ("up",)
+    source._polls = 1
+    with pytest.raises(UnreachableError, match="expected an answer"):
+        source.poll(START)
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="expected an address such as"):
+        PrometheusSource(SourceSettings(kind="prometheus", url="prometheus:9090"), SourceContext())
+
+
+def test_flapping_names_of_a_shared_card_are_one_card(server: Prometheus) -> None:
+    own = {**CARD, "pod": "nvidia-dcgm-exporter-abcde", "namespace": "gpu-operator", "container": "exporter"}
+    for minute, pod in enumerate(("a", "b", "a", "b")):
+        labels = {**own, "exported_pod": pod, "exported_namespace": "team", "exported_container": "main"}
+        server.add("DCGM_FI_DEV_GPU_UTIL", labels, [START.timestamp() + 60 * minute + 1], [50.0 + minute])
+    batches = list(source_of(server).backfill(START, START + timedelta(minutes=4)))
+    assert [batch.rows["gpu"].num_rows for batch in batches] == [1, 1, 1, 1]
+    owners = [batch.rows["slice"].to_pylist()[0]["workload"] for batch in batches]
+    assert owners == ["a", "b", "unknown", "unknown"]
