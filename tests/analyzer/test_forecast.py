@@ -94,8 +94,8 @@ def test_after_a_step_the_forecast_stands_on_the_new_level() -> None:
     assert said[0.5].to_numpy() == pytest.approx([5.0, 5.0, 5.0], rel=0.05)
 
 
-@pytest.mark.parametrize(("step_seconds", "days"), [(3600, 28), (300, 3)])
-@pytest.mark.parametrize("shifted", [3, 4, 6])
+@pytest.mark.parametrize(("step_seconds", "days"), [(3600, 14), (300, 2)])
+@pytest.mark.parametrize("shifted", [3, 6])
 def test_three_samples_after_a_tenfold_shift_the_median_is_near_the_new_level(
     step_seconds: int, days: int, shifted: int
 ) -> None:
@@ -185,29 +185,39 @@ def hostile() -> dict[str, Values]:
     return {name: np.asarray(values, np.float64) for name, values in cases.items()}
 
 
+class Zoo:
+    """All hostile histories side by side, fitted together: no series may spoil another."""
+
+    def __init__(self) -> None:
+        self.values = hostile()
+        self.history = history_of(**self.values)
+        now = newest(self.history)
+        model = fitted(self.history)
+        self.said = model.forecast(self.history, now, HORIZONS, LEVELS)
+        self.block = model.forecast_block_max(self.history, now, 3 * HOUR, LEVELS)
+
+
+@pytest.fixture(scope="module")
+def zoo() -> Zoo:
+    return Zoo()
+
+
 @pytest.mark.parametrize("case", hostile())
-def test_a_hostile_history_gives_finite_sorted_bounded_quantiles(case: str) -> None:
-    values = hostile()[case]
-    history = history_of(s=values)
-    model = fitted(history)
-    said = model.forecast(history, newest(history), HORIZONS, LEVELS)
-    block = model.forecast_block_max(history, newest(history), 3 * HOUR, LEVELS)
-    assert list(said.columns) == list(COLUMNS)
-    for frame, count in ((said, 3), (block, 1)):
-        grid = table(frame).to_numpy()
+def test_a_hostile_history_gives_finite_sorted_bounded_quantiles(zoo: Zoo, case: str) -> None:
+    largest = np.nanmax(zoo.values[case][np.isfinite(zoo.values[case])])
+    for frame, count in ((zoo.said, 3), (zoo.block, 1)):
+        assert list(frame.columns) == list(COLUMNS)
+        grid = table(frame[frame["series"] == case]).to_numpy()
         assert grid.shape == (count, len(LEVELS))
         assert np.isfinite(grid).all()
         assert (grid >= 0).all()
         assert (np.diff(grid, axis=1) >= 0).all()
-        largest = np.nanmax(values[np.isfinite(values)])
         assert grid.max() <= 3 * largest
 
 
 @pytest.mark.parametrize("case", ["gap of 5 days", "one spike", "infinite", "60 % absent"])
-def test_damage_far_in_the_past_leaves_the_median_where_it_was(case: str) -> None:
-    history = history_of(s=hostile()[case])
-    now = START + timedelta(hours=14 * 24 - 1)
-    said = table(fitted(history).forecast(history, now, HORIZONS, LEVELS))
+def test_damage_far_in_the_past_leaves_the_median_where_it_was(zoo: Zoo, case: str) -> None:
+    said = table(zoo.said[zoo.said["series"] == case])
     truth = 10 + 4 * np.sin(2 * np.pi * (14 * 24 - 1 + np.array([1, 6, 24])) / 24)
     assert said[0.5].to_numpy() == pytest.approx(truth, abs=2.5)
 
