@@ -21,12 +21,12 @@ from collector.errors import ConfigurationError, TrimtabError, UnreachableError
 from collector.protocols import Where
 from collector.schema import Measurement
 from collector.settings import StoreSettings
-from collector.store import catalogue, query, spans
+from collector.store import catalogue, spans
 from collector.store.engine import Engine
 from collector.store.hot import Blob, DecodedCache, conform, count_distinct, decode, encode, gather, measurement_of
 from collector.store.maintenance import SEAL_BLOBS, Maintainer, read_segments
-from collector.store.query import Request
 from collector.store.reading import RowReader
+from collector.store.request import Pieces, Request, make_request
 from collector.window import Window
 
 _log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ _ATTEMPTS = 3  # a file can go between the snapshot and the scan only if a reade
 class _Snapshot:
     blobs: list[Blob]
     tables: list[pa.Table]
-    pieces: query.Pieces
+    pieces: Pieces
 
 
 class EmbeddedStore(RowReader):
@@ -144,7 +144,7 @@ class EmbeddedStore(RowReader):
             KeyError: unknown measurement or tag.
             UnreachableError: another process has the store's maintenance for too long.
         """
-        request = query.make_request(measurement, window, fields=(), where=where, by=None, every=None, aggregate="mean")
+        request = make_request(measurement, window, fields=(), where=where, by=None, every=None, aggregate="mean")
         return self._maintenance().delete(request.spec, window, request.where)
 
     def retain(self, now: datetime) -> int:
@@ -227,7 +227,7 @@ class EmbeddedStore(RowReader):
             tables = [self._decoded(blob.seq_min) for blob in blobs]
             segments = read_segments(self._reader, self._folder, spec.name, start, end)
             floors = catalogue.floors(self._reader, spec.name)
-        return _Snapshot(blobs, tables, query.Pieces(segments, [r for b in blobs for r in b.ranges], floors))
+        return _Snapshot(blobs, tables, Pieces(segments, [r for b in blobs for r in b.ranges], floors))
 
     def _decoded(self, seq: int) -> pa.Table:
         table = self._cache.get(seq)

@@ -13,11 +13,11 @@ import pyarrow as pa
 from collector.batch import Batch
 from collector.errors import InputRejectedError
 from collector.schema import UNKNOWN
-from collector.store import catalogue, query, spans
+from collector.store import catalogue, spans
 from collector.store.engine import Engine
 from collector.store.hot import Blob, count_distinct, gather, measurement_of
-from collector.store.query import Request
 from collector.store.reading import RowReader
+from collector.store.request import Pieces, Request
 from collector.window import Window
 
 _log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class FrameStore(RowReader):
         name = request.spec.name
         tables = [self._rows[name]] if name in self._blobs else []
         hot = gather(request.spec, request.fields, tables, [1] * len(tables))
-        pieces = query.Pieces((), self._blobs[name].ranges if tables else (), {})
+        pieces = Pieces((), self._blobs[name].ranges if tables else (), {})
         return self.run(self._engine, request, pieces, hot)
 
     def facts(self, window: Window | None = None, *, names: Sequence[str] | None = None) -> pd.DataFrame:

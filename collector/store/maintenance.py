@@ -27,7 +27,7 @@ from collector.settings import StoreSettings
 from collector.store import catalogue, query
 from collector.store.engine import Engine
 from collector.store.hot import Blob, decode, gather
-from collector.store.query import HOUR, MINUTE, RAW, STEP_MS, Segment
+from collector.store.request import HOUR, MINUTE, RAW, STEP_MS, Pieces, Segment
 from collector.store.sealed import write_sealed
 from collector.window import Window
 
@@ -137,8 +137,10 @@ class Maintainer:
     # Sealing -------------------------------------------------------------------------------------------------------
 
     def _seal(self, spec: Measurement, owner: str) -> None:
-        while True:
-            blobs, tables = self._oldest_blobs(spec)
+        # Only what is there now: what a writer adds meanwhile would make a chain of tiny files.
+        (last,) = self._db.execute("SELECT max(seq_min) FROM hot WHERE measurement = ?", (spec.name,)).fetchone()
+        while last is not None:
+            blobs, tables = self._oldest_blobs(spec, last)
             if not blobs:
                 return
             (sealed_to,) = self._db.execute(
@@ -152,15 +154,15 @@ class Maintainer:
                     written += self._seal_blobs(spec, [blobs[i] for i in chosen], [tables[i] for i in chosen])
             self._swap(written, owner, sealed=[b.seq_min for b in blobs])
 
-    def _oldest_blobs(self, spec: Measurement) -> tuple[list[Blob], list[pa.Table]]:
+    def _oldest_blobs(self, spec: Measurement, last: int) -> tuple[list[Blob], list[pa.Table]]:
         blobs: list[Blob] = []
         tables: list[pa.Table] = []
         total = 0
         with catalogue.snapshot(self._db):
             for *described, payload in self._db.execute(
                 "SELECT seq_min, seq_max, t_min, t_max, rows, distinct_rows, payload FROM hot"
-                " WHERE measurement = ? ORDER BY seq_min",
-                (spec.name,),
+                " WHERE measurement = ? AND seq_min <= ? ORDER BY seq_min",
+                (spec.name, last),
             ):
                 blobs.append(Blob(*described))
                 tables.append(decode(payload))
@@ -171,7 +173,7 @@ class Maintainer:
 
     def _seal_blobs(self, spec: Measurement, blobs: Sequence[Blob], tables: Sequence[pa.Table]) -> list[_Written]:
         hot = gather(spec, spec.field_names, tables, [b.seq_min for b in blobs])
-        pieces = query.Pieces((), [r for b in blobs for r in b.ranges], {})
+        pieces = Pieces((), [r for b in blobs for r in b.ranges], {})
         first, last = min(b.t_min for b in blobs) // DAY_MS, max(b.t_max for b in blobs) // DAY_MS
         written = []
         for day in range(first, last + 1):
@@ -187,11 +189,15 @@ class Maintainer:
         group = _Written(spec.name, _bounds(table, "seq"))
         self._add_file(group, spec, RAW, table)
         fields = [n for n in spec.field_names if table.column(n).null_count < table.num_rows]
+        steps = table.column("t").to_numpy() // STEP_MS[MINUTE]
+        if (steps[1:] != steps[:-1]).all():  # the usual cycle is a minute: there is nothing to aggregate then
+            minutes = query.relabel(spec, fields, STEP_MS[MINUTE])
+        else:
+            minutes = query.downsample(spec, fields, STEP_MS[MINUTE], of_partials=False)
+        hours = query.downsample(spec, fields, STEP_MS[HOUR], of_partials=True)
         finer = table
-        for tier, of_partials in ((MINUTE, False), (HOUR, True)):
-            finer = self._engine.run(
-                query.downsample(spec, fields, STEP_MS[tier], of_partials=of_partials), hot=finer
-            ).rename_columns({"bucket": "t"})
+        for tier, statement in ((MINUTE, minutes), (HOUR, hours)):
+            finer = self._engine.run(statement, hot=finer).rename_columns({"bucket": "t"})
             self._add_file(group, spec, tier, finer)
         return group
 
@@ -284,7 +290,7 @@ class Maintainer:
 
     def _sorted_rows(self, spec: Measurement, parts: Sequence[Segment]) -> str:
         span = (min(s.t_min for s in parts), max(s.t_max for s in parts) + 1)
-        clashes = query.Pieces(parts, (), {}).clashes
+        clashes = Pieces(parts, (), {}).clashes
         rows = query.merged_rows(spec, spec.field_names, parts, span=span, where={}, clashes=clashes)
         return query.select_sorted(spec, spec.field_names, rows)
 

@@ -15,7 +15,7 @@ from collector.store import query
 from collector.store.catalogue import from_ms
 from collector.store.engine import Engine
 from collector.store.hot import measurement_of
-from collector.store.query import Pieces, Request, make_request
+from collector.store.request import Pieces, Request, make_request
 from collector.window import Window
 
 
