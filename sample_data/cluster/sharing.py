@@ -19,6 +19,7 @@ OVERCOMMIT_SLOWING = 0.6
 # Room on the card, in times of a server's mean need: with enough it runs as if the card were its own up to its cap;
 # below that its peaks within the minute meet busy SMs; at `SCARCE_ROOM` only what is really free counts.
 ENOUGH_ROOM, SCARCE_ROOM = 1.6, 1.25
+_NO_DEMAND = 1e-9
 SWITCH_COST = 0.02  # of the service time, for each other process in the rotation
 _SHARED_CHANNELS = {
     "mig": (0.0, 0.0, 0.0, 1.0),  # SMs, DRAM and L2 are private to an instance
@@ -76,7 +77,7 @@ def pressing(share: FloatArray) -> FloatArray:
 
 def _headroom(room: FloatArray, demand: FloatArray) -> FloatArray:
     """Return 1 where the mean need is free `ENOUGH_ROOM` times, so that a minute's peaks find SMs, 0 when scarce."""
-    times = np.divide(room, demand, out=np.full_like(room, ENOUGH_ROOM), where=demand > 0)
+    times = np.divide(room, demand, out=np.full_like(room, ENOUGH_ROOM), where=demand > _NO_DEMAND)
     return np.clip((times - SCARCE_ROOM) / (ENOUGH_ROOM - SCARCE_ROOM), 0.0, 1.0)
 
 
