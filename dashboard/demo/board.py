@@ -38,12 +38,7 @@ def _print_score(result: DemoResult) -> None:
         ("useful utilisation", _percent(before.useful_ratio), _percent(after.useful_ratio), _factor(before, after)),
         ("  as telemetry alone estimates it", _estimate(result, tuned=False), _estimate(result, tuned=True), ""),
         ("  upper bound", _percent(result.bound.useful_ratio), "", "known arrivals, no delay, no restarts"),
-        (
-            "objectives kept, all services",
-            _percent(_kept(before), 2),
-            _percent(_kept(after), 2),
-            _verdict(before, after),
-        ),
+        ("objectives kept, all services", *kept, _verdict(before, after)),
         ("  worst service", *(_worst(s) for s in (before, after)), ""),
         ("wait of queue jobs, median", _minutes(before.wait_p50_seconds), _minutes(after.wait_p50_seconds), ""),
         ("wait of queue jobs, 95 %", _minutes(before.wait_p95_seconds), _minutes(after.wait_p95_seconds), ""),

@@ -18,7 +18,7 @@ from collector.collect import Collector
 from collector.plugins import SourceContext
 from collector.protocols import Source, Store
 from collector.scrape import ScrapeSource
-from collector.settings import SourceSettings, StoreSettings
+from collector.settings import MappingSettings, SourceSettings, StoreSettings
 from collector.store import EmbeddedStore
 from collector.window import Window
 from sample_data.cluster.backend import SimulatorBackend
@@ -40,6 +40,11 @@ Progress = Callable[[int, int], None]  # minutes done, minutes in all
 
 # A tuned day takes longer than a static one: the fast path every few minutes is enough at a 60-s step.
 _FAST_EVERY = 3  # steps
+# What an operator would write as `[[mapping]]` for the metrics of their own trainers.
+TRAINER_MAPPINGS = (
+    MappingSettings(metric="trainer_steps_total", measurement="slice", field="steps_count", counter=True),
+    MappingSettings(metric="trainer_step_seconds", measurement="slice", field="step_seconds", counter=True),
+)
 _EXPORTERS = SourceSettings(kind="scrape", name="simulated exporters")
 
 
@@ -168,7 +173,7 @@ def text_source(cluster: SimulatedCluster) -> Source:
     context = SourceContext(
         cluster=cluster.spec.name,
         interval_seconds=float(STEP_SECONDS),
-        mappings=cluster.mappings(),
+        mappings=TRAINER_MAPPINGS,
         simulated=True,
     )
     return ScrapeSource(_EXPORTERS, context, fetch=cluster.fetch, discover=cluster.targets)
