@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from analyzer.attribution import attribute
-from collector.protocols import Store
+from collector.protocols import StoreReader
 from collector.window import Window
 from tuner.model import Target
 
@@ -68,7 +69,9 @@ class Live:
             yield holder, target, index
 
 
-def read_live(store: Store, window: Window, facts: pd.DataFrame, granted: Mapping[Target, float]) -> Live:
+def read_live(
+    store: StoreReader, window: Window, *, granted: Mapping[Target, float], side_by_side: AbstractSet[Target]
+) -> Live:
     """Read a window of slice and card rows and attribute each card's activity.
 
     Under MPS clients run side by side on their shares (weight: busy x quota); under time slicing and vGPU one runs at a
@@ -77,24 +80,23 @@ def read_live(store: Store, window: Window, facts: pd.DataFrame, granted: Mappin
     Args:
         store: where the rows are.
         window: a few minutes.
-        facts: with the `kind` of each slice.
         granted: slice -> share that its running work has, as the backend reads it; it knows better than exporters do.
+        side_by_side: slices under MPS.
     """
     rows = store.read("slice", window, fields=_FIELDS)
     cards = store.read("gpu", window, fields=_ACTIVITY)
     activity = _first_known(cards, _ACTIVITY)
     own = _first_known(rows, _ACTIVITY[:2])
     busy = rows["busy_ratio"].to_numpy(np.float64)
-    slices = zip(rows["cluster"], rows["node"], rows["gpu"], rows["slice"], strict=True)
-    told = np.array([granted.get(Target("slice", *s), np.nan) for s in slices], dtype=np.float64)
+    slices = [Target("slice", *(str(v) for v in key)) for key in rows[_TAGS[:4]].to_numpy()]
+    told = np.array([granted.get(target, np.nan) for target in slices], dtype=np.float64)
     quota = np.where(np.isnan(told), rows["sm_quota_ratio"].to_numpy(np.float64), told)
     index = pd.MultiIndex.from_frame(cards[["cluster", "node", "gpu", "time"]])
     keys = pd.MultiIndex.from_frame(rows[["cluster", "node", "gpu", "time"]])
     place = index.get_indexer(keys)
     moments, inverse = np.unique(np.where(place < 0, len(cards), place), return_inverse=True)
     known = np.append(activity, np.nan)[moments]
-    kinds = _side_by_side(facts)
-    side = np.array([t in kinds for t in zip(rows["gpu"], rows["slice"], strict=True)], dtype=bool)
+    side = np.array([target in side_by_side for target in slices], dtype=bool)
     weight = np.where(side & ~np.isnan(quota), busy * quota, busy)
     return Live(
         rows=rows,
@@ -105,11 +107,6 @@ def read_live(store: Store, window: Window, facts: pd.DataFrame, granted: Mappin
         within=rows["within_objective_per_second"].to_numpy(np.float64),
         memory=rows["memory_used_bytes"].to_numpy(np.float64),
     )
-
-
-def _side_by_side(facts: pd.DataFrame) -> set[tuple[str, str]]:
-    mps = facts[(facts["kind"] == "slice") & (facts["name"] == "kind") & (facts["value"] == "mps")]
-    return set(zip(mps["gpu"], mps["slice"], strict=True))
 
 
 def _first_known(frame: pd.DataFrame, names: tuple[str, ...]) -> Floats:

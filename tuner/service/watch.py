@@ -35,6 +35,7 @@ _FORECAST_EVERY = timedelta(minutes=15)
 _FIT_EVERY = timedelta(hours=6)
 _FIRST_FIT = timedelta(hours=24)  # before a day was seen, the models' prior is the better guess
 _HEALTH_WINDOW = timedelta(hours=24)
+_PROMISES_EVERY = timedelta(minutes=15)
 _FOREVER = 1e6  # seconds
 _SICK_CODES = ("xid", "card_lost")
 _SICK_SEVERITIES = ("error", "critical")
@@ -99,12 +100,15 @@ class Watch:
         self._needs: dict[str, tuple[float, float]] = {}
         self._peaks: dict[Target, float] = {}
         self._seen_until: datetime | None = None
+        self._promises: dict[tuple[str, str], ResolvedWorkload] = {}
+        self._undeclarable: set[tuple[str, str]] = set()  # nobody, and unknown holders
+        self._promises_at: datetime | None = None
 
     def warm(self, now: datetime, length: timedelta) -> None:
         """Learn from what the store holds already, oldest first."""
-        at = max(now - length, now - _HISTORY)
+        at, state = max(now - length, now - _HISTORY), self._backend.read()
         while at < now:
-            self._look_back(at, at + _STEP, {})
+            self._look_back(at, at + _STEP, state)
             at += _STEP
 
     def look(self, now: datetime, findings: Sequence[Finding] = ()) -> Sight:
@@ -114,8 +118,7 @@ class Watch:
             UnreachableError: the backend does not answer.
         """
         state = self._backend.read()
-        granted = {t: s.effective[SHARE_KNOB] for t, s in state.targets.items() if SHARE_KNOB in s.effective}
-        seen, promises = self._look_back(now - _RECENT, now + timedelta(milliseconds=1), granted)
+        seen, promises = self._look_back(now - _RECENT, now + timedelta(milliseconds=1), state)
         self._refresh_forecast(now)
         views = _views(state, seen, promises, self, findings)
         grouped: dict[tuple[str, str, str], list[SliceView]] = defaultdict(list)
@@ -166,12 +169,16 @@ class Watch:
         return pd.DataFrame(rows, columns=["series", "quantile", "value"])
 
     def _look_back(
-        self, start: datetime, end: datetime, granted: Mapping[Target, float]
+        self, start: datetime, end: datetime, state: BackendState
     ) -> tuple[dict[Target, Seen], dict[tuple[str, str], ResolvedWorkload]]:
         window = Window(start, end)
-        facts = self._store.facts(window, names=["kind", *PROMISE_FACTS])
-        live = read_live(self._store, window, facts, granted)
-        promises = resolve_promises(facts, live.rows, self._configured)
+        live = read_live(
+            self._store,
+            window,
+            granted={t: s.effective[SHARE_KNOB] for t, s in state.targets.items() if SHARE_KNOB in s.effective},
+            side_by_side={t for t, s in state.targets.items() if s.facts.get("kind") == "mps"},
+        )
+        promises = self._promises_of(live, window)
         seen: dict[Target, Seen] = {}
         totals: dict[str, list[float]] = defaultdict(list)
         fresh = live.times_ms >= (0 if self._seen_until is None else self._seen_until.timestamp() * 1000 - 1)
@@ -192,6 +199,17 @@ class Watch:
         self._history.add(end, {name: float(np.sum(parts)) / len(parts) for name, parts in totals.items()})
         self._seen_until = end
         return seen, promises
+
+    def _promises_of(self, live: Live, window: Window) -> dict[tuple[str, str], ResolvedWorkload]:
+        """Return the promises of all workloads; read anew every few minutes, and when a workload is new."""
+        holders = {(str(t), str(w)) for t, w in live.rows[["tenant", "workload"]].drop_duplicates().to_numpy()}
+        known = self._promises_at is not None and window.end - self._promises_at < _PROMISES_EVERY
+        if not known or holders - self._promises.keys() - self._undeclarable:
+            facts = self._store.facts(window, names=PROMISE_FACTS)
+            self._promises = resolve_promises(facts, live.rows, self._configured)
+            self._undeclarable = holders - self._promises.keys()
+            self._promises_at = window.end
+        return self._promises
 
     def _summary(self, live: Live, index: np.ndarray, end: datetime, series: str) -> Seen:
         used, asked, times = _mean(live.used[index]), np.nansum(live.requests[index]), live.times_ms[index]
