@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.register_assert_rewrite("collector.conformance", "tuner.backends.conformance")
+
 ROOT = Path(__file__).resolve().parents[1]
 
 

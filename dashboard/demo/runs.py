@@ -116,7 +116,7 @@ def static_run(folder: Path, seed: int, minutes: int) -> tuple[RunResult, UpperB
     """Run the cluster as its owners set it up; rows are handed over as frames."""
     spec = mixed(seed)
     cluster, clock = SimulatedCluster(spec), VirtualClock(spec.start)
-    store = EmbeddedStore(StoreSettings(path=folder), clock=clock)
+    store = EmbeddedStore(StoreSettings(path=folder))
     try:
         collector = Collector([SimulatedSource(cluster)], store, clock, float(STEP_SECONDS))
         for _ in range(minutes):
@@ -133,7 +133,7 @@ def tuned_run(
     """Run the same cluster with the tuner in closed loop; telemetry crosses the text formats of the exporters."""
     spec = mixed(seed)
     cluster, clock = SimulatedCluster(spec), VirtualClock(spec.start)
-    store = EmbeddedStore(StoreSettings(path=folder / "store"), clock=clock)
+    store = EmbeddedStore(StoreSettings(path=folder / "store"))
     state_settings = StateSettings(path=folder / "state.db", kill_switch=folder / "PAUSED")
     state = open_state(state_settings)
     settings = demo_tuner_settings()
