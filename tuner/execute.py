@@ -98,10 +98,12 @@ class Executor:
 
         Args:
             group_id: a group in the state database.
-            still_ok: run on a fresh read just before the write (the guards once more); returns the reason against it.
+            still_ok: the guards once more, on a fresh read, before the intent and just before the write; returns the
+                reason against it.
 
         Returns:
-            Where the group is now. It stays as it was when the kill switch is on or the backend cannot be read.
+            Where the group is now. It stays as it was (an approved one may be tried again) when the kill switch is
+            on, the backend cannot be read, or `still_ok` is against it before the intent.
 
         Raises:
             LeaseLostError: another tuner acts; nothing was written by this one afterwards.
@@ -123,6 +125,9 @@ class Executor:
         moved = self._moved(group, before)
         if moved is not None:
             return self._step(record, _S.EXPIRED, moved)
+        against = None if still_ok is None else still_ok(group, before)
+        if against is not None:
+            return Step(group_id, record.state, against)
         delay = self._delay_seconds(group)
         self._step(record, _S.INTENT, "on its way", self._intent_body(group, before, delay))
         if self._revalidate_seconds > 0 and not group.fast:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select
@@ -24,6 +24,7 @@ from tuner.state.plans import (
     group_state,
     insert_plan,
     plan_digest_now,
+    ready_ids,
     signature,
     update_group,
     waiting_groups,
@@ -32,6 +33,7 @@ from tuner.state.plans import (
 from tuner.state.tables import GroupRow, JournalRow, LeaseRow
 
 GENESIS = "0" * 64
+READY_FOR = timedelta(minutes=10)  # what mode auto planned and did not carry out by then is planned anew
 _BATCH = 1000
 _STATES = frozenset(s.value for s in ChangeState)
 
@@ -287,13 +289,12 @@ def record_plan(
 
 
 def expire_waiting(state: State, *, now: datetime, actor: str) -> list[str]:
-    """Let asks and approvals whose time is over expire; return their ids."""
-    late = [r.id for r in waiting_groups(state) if r.until is not None and r.until <= now]
-    for group_id in late:
-        step(
-            state, group_id, ChangeState.EXPIRED, at=now, actor=actor, reason="its time was over before it was applied"
-        )
-    return late
+    """Let asks and approvals whose time is over expire, and what was to be done and was not; return their ids."""
+    late = {r.id: "its time was over" for r in waiting_groups(state) if r.until is not None and r.until <= now}
+    late |= dict.fromkeys(ready_ids(state, made_before=now - READY_FOR), "it was not carried out in its cycle")
+    for group_id, reason in late.items():
+        step(state, group_id, ChangeState.EXPIRED, at=now, actor=actor, reason=reason)
+    return list(late)
 
 
 def entries(state: State, *, group_id: str | None = None, after: int = 0, limit: int | None = None) -> list[Entry]:

@@ -24,7 +24,7 @@ from tests.tuner.fakes import (
     slice_target,
     world_of,
 )
-from tuner.guards import GuardedPlan, Vitals, World, domain_of, run_guards
+from tuner.guards import GuardedPlan, Vitals, World, domain_of, run_guards, still_allowed
 from tuner.guards.pace import wave_limit
 from tuner.guards.permission import in_span
 from tuner.killswitch import Pause
@@ -537,3 +537,15 @@ def test_world_with_defaults_holds_everything() -> None:
     bare = World(START, BackendState(START, {}), (), False, {}, {}, None)
     result = run_guards(plan(group(RAISE)), bare, SETTINGS)
     assert result.drops[0].guard == "impossible world"
+
+
+def test_guards_once_more_before_the_write() -> None:
+    fresh = BackendState(START + timedelta(seconds=15), {A: STATES[0]})
+    whole = world_of(STATES)
+    assert still_allowed(group(RAISE), whole, fresh, SETTINGS) is None
+    moved = BackendState(fresh.read_at, {A: held(A, {"sm_quota_ratio": 0.25}, workload="a")})
+    assert "it is 0.25 now" in (still_allowed(group(RAISE), whole, moved, SETTINGS) or "")
+    # what would only be lessened is not written either
+    less = still_allowed(group(change(A, 0.2, 0.5)), whole, fresh, SETTINGS)
+    assert less is not None
+    assert less.startswith("capacity: ")

@@ -225,3 +225,10 @@ def test_asks_expire(state: State) -> None:
     assert expire_waiting(state, now=START + HOUR / 2, actor="t") == []
     assert expire_waiting(state, now=START + HOUR, actor="t") == ["g1"]
     assert waiting_groups(state) == []
+
+
+def test_what_auto_left_undone_expires(state: State) -> None:
+    save(state, wanted("g1"), decision="go")
+    save(state, wanted("g2", slice_name="b"), plan_id="p2", decision="write_down")
+    assert expire_waiting(state, now=START + timedelta(minutes=10), actor="t") == []
+    assert expire_waiting(state, now=START + timedelta(minutes=11), actor="t") == ["g1"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tuner.guards import evidence, pace, permission, shape
 from tuner.guards.chain import Guard, GuardedPlan, Ruling, each, run_chain
 from tuner.guards.world import FAILED_PAST, PAST, Facts, Vitals, World, domain_of, in_order, lessen
-from tuner.model import Plan
+from tuner.model import BackendState, Group, Plan
 from tuner.settings import TunerSettings
 
 GUARDS: tuple[tuple[str, Guard], ...] = (
@@ -45,6 +47,25 @@ def run_guards(plan: Plan, world: World, settings: TunerSettings) -> GuardedPlan
     return run_chain(plan, world, settings, GUARDS)
 
 
+def still_allowed(group: Group, world: World, fresh: BackendState, settings: TunerSettings) -> str | None:
+    """Run the guards on one group once more, on a fresh read of its targets; return the first reason against it.
+
+    For `Executor.execute(still_ok=...)`. A group that would only be lessened is not carried out either: what is
+    written is what was planned or approved.
+
+    Args:
+        group: what is about to be written.
+        world: as for the plan, or newer.
+        fresh: a read of at least the group's targets.
+        settings: the tuner's.
+    """
+    state = BackendState(fresh.read_at, {**world.state.targets, **fresh.targets})
+    now = max(world.now, fresh.read_at)
+    plan = Plan("recheck", now, fresh.read_at, (group,), simulated=world.simulated_backend)
+    drops = run_guards(plan, replace(world, now=now, state=state), settings).drops
+    return f"{drops[0].guard}: {drops[0].reason}" if drops else None
+
+
 __all__ = [
     "FAILED_PAST",
     "GUARDS",
@@ -58,4 +79,5 @@ __all__ = [
     "in_order",
     "lessen",
     "run_guards",
+    "still_allowed",
 ]

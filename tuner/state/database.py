@@ -53,7 +53,7 @@ class State:
             if error.connection_invalidated or "locked" in str(error.orig) or "readonly" in str(error.orig):
                 raise UnreachableError(
                     f"the state database cannot be written: expected a free lock within {_BUSY_SECONDS:.0f} s, "
-                    f"got {error.orig}; see who holds it and run again"
+                    f"got {_line(error)}; see who holds it and run again"
                 ) from error
             raise
 
@@ -106,13 +106,17 @@ def open_state(settings: StateSettings) -> State:
     except DBAPIError as error:
         state.close()
         raise UnreachableError(
-            f"the state database does not answer: expected {parsed.render_as_string()}, got {error.orig}; "
+            f"the state database does not answer: expected {parsed.render_as_string()}, got {_line(error)}; "
             "check [state] url or path"
         ) from error
     except ConfigurationError:
         state.close()
         raise
     return state
+
+
+def _line(error: DBAPIError) -> str:
+    return " ".join(str(error.orig).split())
 
 
 def _set_pragmas(connection: Any, _record: object) -> None:

@@ -130,6 +130,15 @@ def waiting_groups(state: State) -> list[GroupRecord]:
     return _records(state, query)
 
 
+def ready_ids(state: State, *, made_before: datetime) -> list[str]:
+    """Return ids of groups that were to be carried out at once, were not, and are older than `made_before`."""
+    query = select(GroupRow.id).where(
+        GroupRow.state == ChangeState.PLANNED.value, GroupRow.decision == "go", GroupRow.made_at < made_before
+    )
+    with state.reading() as connection:
+        return list(connection.scalars(query.order_by(GroupRow.made_at, GroupRow.position)))
+
+
 def get_group(state: State, group_id: str) -> GroupRecord | None:
     """Return one group, or None."""
     found = _records(state, select(*_HEAD).where(GroupRow.id == group_id))
