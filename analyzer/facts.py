@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -72,8 +72,13 @@ class Request:
 
 
 def requests(facts: pd.DataFrame) -> list[Request]:
-    """Return the pods' requests that the facts tell of, by creation; a request that is no JSON object is left out."""
+    """Return the pods' requests that the facts tell of, by creation; a request that is no JSON object is left out.
+
+    Under MPS and time slicing pods ask for one of so many units of a card: what looks like a whole card is a share of
+    unknown size (NaN).
+    """
     pods = facts[facts["kind"] == "pod"]
+    by_unit = _asks_by_unit(facts)
     began = pods[pods["name"] == "started"]
     started = {
         (row[0], row[1]): row[2].to_pydatetime() for row in began[["cluster", "object", "from"]].itertuples(index=False)
@@ -86,14 +91,16 @@ def requests(facts: pd.DataFrame) -> list[Request]:
         wish = _object(value)
         if wish is None:
             continue
+        tenant, workload = str(wish.get("tenant") or ""), str(wish.get("workload") or "")
+        share = _number(wish, "share", math.nan)
         found.append(
             Request(
                 cluster=cluster,
                 pod=pod,
-                tenant=str(wish.get("tenant") or ""),
-                workload=str(wish.get("workload") or ""),
+                tenant=tenant,
+                workload=workload,
                 cards=int(_number(wish, "cards", 1)),
-                share=_number(wish, "share", math.nan),
+                share=math.nan if share >= 1 and by_unit(pod, tenant, workload) else share,
                 memory_bytes=_number(wish, "memory_bytes", math.nan),
                 cpu_cores=_number(wish, "cpu", math.nan),
                 profile=str(wish.get("profile") or "").removeprefix("mig-"),
@@ -105,6 +112,21 @@ def requests(facts: pd.DataFrame) -> list[Request]:
             )
         )
     return sorted(found, key=lambda r: (r.created, r.cluster, r.pod))
+
+
+def _asks_by_unit(facts: pd.DataFrame) -> Callable[[str, str, str], bool]:
+    """Return a test: does a pod (or, while it holds nothing, its workload) run under MPS or time slicing?"""
+    kinds = hardware_facts(facts, "slice", "kind")
+    of_pod: dict[str, bool] = {}
+    of_workload: dict[tuple[str, str], bool] = {}
+    tenants, workloads = hardware_facts(facts, "slice", "tenant"), hardware_facts(facts, "slice", "workload")
+    for key, pod in hardware_facts(facts, "slice", "pod").items():
+        unit = kinds.get(key) in {"mps", "timeslice"}
+        of_pod[pod] = of_pod.get(pod, True) and unit
+        if key in tenants and key in workloads:
+            holder = (tenants[key], workloads[key])
+            of_workload[holder] = of_workload.get(holder, True) and unit
+    return lambda pod, tenant, workload: of_pod.get(pod, of_workload.get((tenant, workload), False))
 
 
 def _object(text: str) -> Mapping[str, Any] | None:

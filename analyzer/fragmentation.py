@@ -111,7 +111,7 @@ def _free(card: Card, newest: int) -> dict[str, Any]:
     held = now & np.array([h.held for h in card.holdings], dtype=bool)
     last = [int(np.flatnonzero(card.alive[:, j])[-1]) for j in np.flatnonzero(held)]
     quotas = [card.quota[t, j] for t, j in zip(last, np.flatnonzero(held), strict=True)]
-    if any(math.isnan(q) for q in quotas):
+    if any(math.isnan(q) for q in quotas) or (held & card.quota_estimated).any():
         return {"withheld": "a holder's quota is not known"}
     room = free_memory(card)
     total = card.of_card("memory_used_bytes") + card.of_card("memory_free_bytes")

@@ -46,6 +46,7 @@ _COLUMNS = [
     "pod",
     "basis",
     "divided",
+    "estimated",
     "quota",
     "coverage",
     "since_ms",
@@ -100,6 +101,7 @@ class IdleDetector:
             "pod": holding.pod,
             "basis": card.basis[j],
             "divided": not card.measured[j],
+            "estimated": bool(card.quota_estimated[j]),
             "withheld": "",
             "applicable": True,
         }
@@ -159,6 +161,8 @@ class IdleDetector:
             return _withheld(row, "idle, and all of it is declared or forecast reserve", applicable=False)
         since, until = _instant(row["since_ms"]), _instant(row["until_ms"])
         share = "a share of unknown size" if math.isnan(quota) else f"{quota:.0%}"
+        if row["estimated"]:
+            share = f"about {share} (an equal part)"
         claim = (
             f"{row['tenant']}/{row['workload']} holds {share} of {row['gpu']} on {row['node']} and has used none of it "
             f"since {since:%Y-%m-%d %H:%M} UTC{' or earlier' if row['from_start'] else ''} ({hours:.1f} h), still so"
@@ -184,6 +188,7 @@ class IdleDetector:
                 "activity_below": self._settings.idle_activity,
                 "activity_field": row["basis"],
                 "quota_ratio": quota,
+                "quota_provenance": "estimated" if row["estimated"] else "measured",
                 "reserve_ratio": kept,
                 "memory_used_bytes": row["memory_used_bytes"],
                 "kind": row["kind"],
@@ -337,7 +342,7 @@ def _use(card: Card, j: int, settings: AnalyzeSettings) -> dict[str, Any]:
     use: dict[str, Any] = {"quota": quota, "coverage": coverage, "samples": len(samples), "withheld": ""}
     if holding.kind == "timeslice":
         return {**use, "withheld": "time slicing grants no share", "applicable": False}
-    if math.isnan(quota) or quota <= 0:
+    if math.isnan(quota) or quota <= 0 or card.quota_estimated[j]:
         return {**use, "withheld": "its quota is not known (sm_quota_ratio)"}
     if len(samples) < _FEWEST_SAMPLES:
         return {**use, "withheld": f"fewer than {_FEWEST_SAMPLES} samples"}

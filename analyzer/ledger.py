@@ -43,7 +43,8 @@ def measure_ledger(partition: Partition) -> pd.DataFrame:
 
     Returns:
         Columns cluster, node, gpu, slice, tenant, workload, hour (ms since the epoch), capacity, used, held_unused,
-        free, stranded, unobserved (SM-seconds), `assumed_sms` and those of `analyzer.useful.measure_useful`.
+        free, stranded, unobserved (SM-seconds), `assumed_sms`, `estimated_quota`, and those of
+        `analyzer.useful.measure_useful`.
     """
     wanted = demand(requests(partition.facts), partition.window)
     frames = []
@@ -52,7 +53,7 @@ def measure_ledger(partition: Partition) -> pd.DataFrame:
         work = measure_card_work(card).drop(columns=["used"])
         frames.append(rows.merge(work, on=_KEY, how="left", sort=False))
     if not frames:
-        nothing = {name: pd.Series(dtype="float64") for name in (*_TERMS, "assumed_sms")}
+        nothing = {name: pd.Series(dtype="float64") for name in (*_TERMS, "assumed_sms", "estimated_quota")}
         return no_work().drop(columns=["used"]).assign(**nothing)
     return pd.concat(frames, ignore_index=True)
 
@@ -77,6 +78,7 @@ def _measure_card(card: Card, wanted: Demand) -> pd.DataFrame:
             "stranded": hourly["stranded"],
             "unobserved": hourly["unobserved"],
             "assumed_sms": bool(np.isnan(card.sm_count)),
+            "estimated_quota": False,
         }
     )
     frames = [own]
@@ -96,6 +98,7 @@ def _measure_card(card: Card, wanted: Demand) -> pd.DataFrame:
                     "stranded": 0.0,
                     "unobserved": hourly["unseen"][:, j],
                     "assumed_sms": bool(np.isnan(card.sm_count)),
+                    "estimated_quota": bool(card.quota_estimated[j]),
                 }
             )
         )
@@ -161,6 +164,7 @@ class Ledger:
     hours: pd.DataFrame
     fleet: pd.Series
     assumed_sm_count: tuple[str, ...]  # cards whose SM count nobody told
+    estimated_quota: tuple[str, ...]  # slices that an equal part of the card is taken for
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values: `fleet`, `gpus`, `tenants`, `hours`, each with `level_1` and `level_2`."""
@@ -171,6 +175,7 @@ class Ledger:
             "tenants": [_document(row, ["tenant"]) for _, row in self.tenants.iterrows()],
             "hours": [_document(row, ["hour"]) for _, row in self.hours.iterrows()],
             "assumed_sm_count": list(self.assumed_sm_count),
+            "estimated_quota": list(self.estimated_quota),
         }
 
 
@@ -202,14 +207,19 @@ def conclude_ledger(frames: Iterable[pd.DataFrame], context: Context) -> Ledger:
     tenants = _closed(named.groupby("tenant", sort=True)[sums].sum().reset_index())
     hours = rows.groupby("hour", sort=True)[sums].sum().reset_index()
     hours["hour"] = pd.to_datetime(hours["hour"], unit="ms", utc=True)
-    assumed = rows[rows["assumed_sms"].astype(bool)][_CARD].drop_duplicates()
     return Ledger(
         gpus=gpus,
         tenants=tenants,
         hours=_closed(hours),
         fleet=_closed(gpus[sums].sum().to_frame().T).iloc[0],
-        assumed_sm_count=tuple("/".join(card) for card in assumed.itertuples(index=False)),
+        assumed_sm_count=_named(rows, "assumed_sms", _CARD),
+        estimated_quota=_named(rows, "estimated_quota", [*_CARD, "slice"]),
     )
+
+
+def _named(rows: pd.DataFrame, flag: str, keys: list[str]) -> tuple[str, ...]:
+    marked = rows[rows[flag].astype(bool)][keys].drop_duplicates()
+    return tuple("/".join(parts) for parts in marked.itertuples(index=False, name=None))
 
 
 def _level_2(rows: pd.DataFrame) -> None:
@@ -274,4 +284,5 @@ def _empty() -> Ledger:
         hours=pd.DataFrame(columns=["hour", *columns]),
         fleet=zero,
         assumed_sm_count=(),
+        estimated_quota=(),
     )

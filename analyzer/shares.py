@@ -128,27 +128,33 @@ class Card:
     def quota(self) -> Matrix:
         """Return the share of the card that each holding is entitled to, (T, S); 0 where it does not live.
 
-        From the rows; else 1 for a whole card, the SM share of a MIG profile, what the pod asked for, or an equal part
-        of a time-sliced card; else NaN.
+        From the rows; else 1 for a whole card, the SM share of a MIG profile, or what the pod asked for; else, under
+        MPS and time slicing, an equal part of the card (an estimate: see `quota_estimated`); else NaN.
         """
         quota = _carried(self.of_slices("sm_quota_ratio"))
         live = self.held.sum(axis=1)
         for j, holding in enumerate(self.holdings):
             unknown = np.isnan(quota[:, j])
-            if not unknown.any():
-                continue
-            fallback: float | np.ndarray = math.nan
-            if holding.kind == "whole":
-                fallback = 1.0
-            elif holding.kind == "mig":
-                fallback = self._profile_share.get(holding.profile, math.nan)
-            elif holding.pod in self._wished:
-                fallback = self._wished[holding.pod]
-            elif holding.kind == "timeslice":
-                fallback = 1.0 / np.maximum(live[unknown], 1)
-            quota[unknown, j] = fallback
+            if self.quota_estimated[j]:
+                quota[unknown, j] = 1.0 / np.maximum(live[unknown], 1)
+            elif unknown.any():
+                quota[unknown, j] = self._granted(holding)
         quota[~self.alive] = 0.0
         return quota
+
+    @cached_property
+    def quota_estimated(self) -> npt.NDArray[np.bool_]:
+        """Return whose quota nothing tells, so that an equal part of the card is taken for it, (S,)."""
+        told = ~np.isnan(self.of_slices("sm_quota_ratio")).all(axis=0)
+        units = [h.kind in {"mps", "timeslice"} and math.isnan(self._granted(h)) for h in self.holdings]
+        return np.asarray(~told & np.array(units, dtype=bool))
+
+    def _granted(self, holding: Holding) -> float:
+        if holding.kind == "whole":
+            return 1.0
+        if holding.kind == "mig":
+            return self._profile_share.get(holding.profile, math.nan)
+        return self._wished.get(holding.pod, math.nan)
 
     @cached_property
     def activity(self) -> Vector:

@@ -1,4 +1,4 @@
-"""The page of all measurements and fields, out of the schema: `python -m collector.schema_docs` writes docs/metrics.md."""
+"""The page of all measurements and fields: `python -m collector.schema_docs` writes docs/metrics.md."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def metrics_page() -> str:
     lines = [
         "# Measurements and fields",
         "",
-        "Generated from `collector/schema.py`. Every field is a float in base units; absent is absent, never zero. Every",
-        "ratio is 0..1, and of a slice it is of the whole card, except `kv_cache_used_ratio` (of the server's own pool).",
+        "Generated from `collector/schema.py`. Every field is a float in base units; absent is absent, never zero.",
+        "Every ratio is 0..1 and, of a slice, of the whole card; `kv_cache_used_ratio` is of the server's own pool.",
         "A value outside its range is dropped and counted.",
     ]
     for spec in MEASUREMENTS.values():

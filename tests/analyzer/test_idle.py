@@ -162,10 +162,20 @@ def test_what_nobody_holds_is_nobodys_waste(make_node: MakeNode) -> None:
 def test_an_unknown_quota_leaves_the_size_open(make_node: MakeNode) -> None:
     node = make_node(hours=6)
     node.card(sm_active_ratio=0.1)
-    node.slice("a", busy_ratio=0.0)
+    node.slice("a", kind="vgpu", busy_ratio=0.0)
     finding = only(judge(node), "TT301")
     assert finding.effect is None
     assert "a share of unknown size" in finding.claim
+
+
+def test_an_equal_part_is_said_to_be_estimated(make_node: MakeNode) -> None:
+    node = make_node(hours=6)
+    node.card(sm_active_ratio=0.1)
+    node.slice("a", busy_ratio=0.0)
+    node.slice("b", busy_ratio=0.5, workload="other")
+    finding = only(judge(node), "TT301")
+    assert "holds about 50% (an equal part) of GPU-1" in finding.claim
+    assert finding.evidence["quota_provenance"] == "estimated"
 
 
 # --- TT311 ------------------------------------------------------------------------------------------------------------

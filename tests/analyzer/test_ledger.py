@@ -150,9 +150,19 @@ def test_an_unseen_instance_is_unobserved_for_its_own_part(make_node: MakeNode) 
 def test_with_an_unknown_quota_nobody_can_say_what_is_held(make_node: MakeNode) -> None:
     node = make_node(HOURS)
     node.card(sm_active_ratio=0.3)
-    node.slice("a", busy_ratio=0.3)
+    node.slice("a", kind="vgpu", busy_ratio=0.3)
     terms = shares(ledger(node).fleet)
     assert (terms["used"], terms["unobserved"]) == (0.3, 0.7)
+
+
+def test_an_untold_mps_quota_is_an_equal_part_and_listed(make_node: MakeNode) -> None:
+    node = make_node(HOURS)
+    node.card(sm_active_ratio=0.3)
+    node.slice("a", busy_ratio=0.3)
+    node.slice("b", busy_ratio=0.0, tenant="other")
+    got = ledger(node)
+    assert (shares(got.fleet)["used"], shares(got.fleet)["wasted"]) == (0.3, 0.7)
+    assert got.estimated_quota == ("c/node-a/GPU-1/a", "c/node-a/GPU-1/b")
 
 
 def test_use_that_no_slice_accounts_for_still_counts(make_node: MakeNode) -> None:
@@ -221,7 +231,7 @@ def test_documents_are_plain_json(make_node: MakeNode) -> None:
     node.card(sm_active_ratio=0.4)
     node.slice("a", sm_quota_ratio=0.5, busy_ratio=0.6)
     document = json.loads(json.dumps(ledger(node).to_json(), allow_nan=False))
-    assert set(document) == {"unit", "fleet", "gpus", "tenants", "hours", "assumed_sm_count"}
+    assert set(document) == {"unit", "fleet", "gpus", "tenants", "hours", "assumed_sm_count", "estimated_quota"}
     assert set(document["fleet"]["level_1"]) == {*LEVEL_1, "unaccounted"}
     assert set(document["fleet"]["level_2"]) == {*LEVEL_2, "unaccounted"}
     assert document["gpus"][0]["gpu"] == "GPU-1"

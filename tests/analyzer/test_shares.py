@@ -92,6 +92,20 @@ def test_quotas_that_no_row_tells(make_node: MakeNode) -> None:
     assert quota["asked"] == 0.4
     assert quota["turn1"] == pytest.approx(1 / 4)  # four live on the card
     assert np.isnan(quota["nobody-knows"])
+    estimated = {h.workload for j, h in enumerate(card.holdings) if card.quota_estimated[j]}
+    assert estimated == {"turn1"}
+
+
+def test_one_of_so_many_units_is_no_whole_card(make_node: MakeNode) -> None:
+    node = make_node(hours=1)
+    node.card()
+    node.slice("a", kind="mps", pod="ns/a", workload="a")
+    node.slice("b", kind="vgpu", pod="ns/b", workload="b")
+    node.request("ns/a", cards=1, share=1.0)
+    node.request("ns/b", cards=1, share=1.0)
+    card = card_of(node)
+    assert card.quota[10].tolist() == [0.5, 1.0]
+    assert card.quota_estimated.tolist() == [True, False]
 
 
 def test_a_quota_holds_until_it_changes(make_node: MakeNode) -> None:
