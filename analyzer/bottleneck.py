@@ -58,11 +58,9 @@ class BottleneckDetector:
         code: {"gpu": ("sm_active_ratio", "dram_active_ratio", "|".join(_PIPES))} for code in ("TT401", "TT402")
     }
 
-    def __init__(self, settings: AnalyzeSettings | None = None) -> None:
-        self._settings = settings or AnalyzeSettings()
-
     def measure(self, partition: Partition) -> pd.DataFrame:
         """Return a row a subject: slices with counters of their own, else the card that they share."""
+        floor = AnalyzeSettings.model_validate(partition.settings).coverage_floor
         rows: list[dict[str, Any]] = []
         host = _on_grid(partition, "cpu_busy_ratio")
         for card in cards(partition):
@@ -79,51 +77,13 @@ class BottleneckDetector:
                     "withheld": subject.withheld,
                     "applicable": True,
                 }
-                rows.append(common if subject.withheld else {**common, **self._measure_subject(subject, host)})
+                rows.append(common if subject.withheld else {**common, **_measure_subject(subject, host, floor)})
         return pd.DataFrame(rows, columns=_COLUMNS)
-
-    def _measure_subject(self, subject: _Subject, host: Series) -> dict[str, Any]:
-        missing = [name for name in ("sm", "dram", "pipe") if np.isnan(subject.fields[name]).all()]
-        if missing:
-            names = {
-                "sm": "sm_active_ratio",
-                "dram": "dram_active_ratio",
-                "pipe": "any pipe (tensor, fp16, fp32, fp64)",
-            }
-            return {"withheld": f"no {', '.join(names[name] for name in missing)}"}
-        step = max(round(_WINDOW_SECONDS / subject.interval_seconds), 1)
-        windows = {name: _windows(values, step) for name, values in {**subject.fields, "host": host}.items()}
-        complete = ~np.isnan(windows["sm"]) & ~np.isnan(windows["dram"]) & ~np.isnan(windows["pipe"])
-        lived = _windows(np.where(subject.alive, 1.0, np.nan), step) == 1.0
-        coverage = float(complete[lived].mean()) if lived.any() else 0.0
-        if lived.sum() < _FEWEST_WINDOWS:
-            return {"withheld": f"lived for less than {_FEWEST_WINDOWS * _WINDOW_SECONDS / 60:g} min of the window"}
-        if coverage < self._settings.coverage_floor:
-            return {
-                "withheld": f"samples cover less than {self._settings.coverage_floor:.0%} of its life in the window"
-            }
-        working = complete & (np.where(np.isnan(windows["engine"]), windows["sm"], windows["engine"]) >= _WORKS)
-        if working.sum() < _FEWEST_WINDOWS:
-            return {"withheld": "hardly worked in the window", "applicable": False}
-        at = {name: values[working] for name, values in windows.items()}
-        scores = limit_scores(at)
-        labels = hold(scores)
-        row: dict[str, Any] = {
-            "withheld": "",
-            "coverage": coverage,
-            "working": int(working.sum()),
-            "pipes": subject.pipes,
-        }
-        row |= {name: _mean(at[name]) for name in _MEANS}
-        for name in _CODES:
-            row[f"share_{name}"] = float((labels == name).mean())
-            row[f"lower_{name}"] = float((scores[name] >= 1 + _HYSTERESIS).mean())
-            row[f"upper_{name}"] = float((scores[name] >= 1 - _HYSTERESIS).mean())
-        row["scores"] = {name: _mean(values) for name, values in scores.items()}
-        return row
 
     def conclude(self, measures: pd.DataFrame, context: Context) -> Conclusion:
         """Judge each subject."""
+        if measures.empty:
+            return Conclusion([], [])
         findings: list[Finding] = []
         withheld: list[Withheld] = []
         for row in records(measures.sort_values(_KEY, kind="stable")):
@@ -150,6 +110,45 @@ class _Subject:
     pipes: int  # how many pipes are known
     alive: npt.NDArray[np.bool_]
     withheld: str = ""
+
+
+def _measure_subject(subject: _Subject, host: Series, floor: float) -> dict[str, Any]:
+    missing = [name for name in ("sm", "dram", "pipe") if np.isnan(subject.fields[name]).all()]
+    if missing:
+        names = {
+            "sm": "sm_active_ratio",
+            "dram": "dram_active_ratio",
+            "pipe": "any pipe (tensor, fp16, fp32, fp64)",
+        }
+        return {"withheld": f"no {', '.join(names[name] for name in missing)}"}
+    step = max(round(_WINDOW_SECONDS / subject.interval_seconds), 1)
+    windows = {name: _windows(values, step) for name, values in {**subject.fields, "host": host}.items()}
+    complete = ~np.isnan(windows["sm"]) & ~np.isnan(windows["dram"]) & ~np.isnan(windows["pipe"])
+    lived = _windows(np.where(subject.alive, 1.0, np.nan), step) == 1.0
+    coverage = float(complete[lived].mean()) if lived.any() else 0.0
+    if lived.sum() < _FEWEST_WINDOWS:
+        return {"withheld": f"lived for less than {_FEWEST_WINDOWS * _WINDOW_SECONDS / 60:g} min of the window"}
+    if coverage < floor:
+        return {"withheld": f"samples cover less than {floor:.0%} of its life in the window"}
+    working = complete & (np.where(np.isnan(windows["engine"]), windows["sm"], windows["engine"]) >= _WORKS)
+    if working.sum() < _FEWEST_WINDOWS:
+        return {"withheld": "hardly worked in the window", "applicable": False}
+    at = {name: values[working] for name, values in windows.items()}
+    scores = limit_scores(at)
+    labels = hold(scores)
+    row: dict[str, Any] = {
+        "withheld": "",
+        "coverage": coverage,
+        "working": int(working.sum()),
+        "pipes": subject.pipes,
+    }
+    row |= {name: _mean(at[name]) for name in _MEANS}
+    for name in _CODES:
+        row[f"share_{name}"] = float((labels == name).mean())
+        row[f"lower_{name}"] = float((scores[name] >= 1 + _HYSTERESIS).mean())
+        row[f"upper_{name}"] = float((scores[name] >= 1 - _HYSTERESIS).mean())
+    row["scores"] = {name: _mean(values) for name, values in scores.items()}
+    return row
 
 
 def _subjects_of(card: Card) -> list[_Subject]:

@@ -18,7 +18,6 @@ from analyzer.fgd import Cause, Fragmentation, NodeIdle, Task, blocked_by, fragm
 from analyzer.findings import Effect, Finding, Role, SubjectRef, Verdict, make_finding
 from analyzer.mig import Board, Instance, MigMeasure, board_of, fewest_moves, layout_faults, layouts, measure
 from analyzer.protocols import Conclusion, Context, Needs, Partition, Withheld
-from analyzer.settings import AnalyzeSettings
 from analyzer.shares import Card, cards
 
 _CURRENT_INTERVALS = 3
@@ -46,9 +45,6 @@ class FragmentationDetector:
     codes = ("TT211", "TT221")
     needs: ClassVar[Needs] = {"TT211": {"slice": ("sm_quota_ratio",)}, "TT221": {}}
 
-    def __init__(self, settings: AnalyzeSettings | None = None) -> None:
-        self._settings = settings or AnalyzeSettings()
-
     def measure(self, partition: Partition) -> pd.DataFrame:
         """Return a row a card: TT211 for cards that are shared or whole, TT221 for cards that are cut."""
         found = cards(partition)
@@ -69,6 +65,8 @@ class FragmentationDetector:
 
     def conclude(self, measures: pd.DataFrame, context: Context) -> Conclusion:
         """Judge each cluster's free share and each cut card against the demand mix."""
+        if measures.empty:
+            return Conclusion([], [])
         wanted = demand(requests(context.facts), context.window)
         ordered = measures.sort_values(["cluster", "node", "gpu"], kind="stable")
         findings: list[Finding] = []

@@ -18,7 +18,6 @@ import pandas as pd
 from analyzer.facts import records
 from analyzer.findings import Effect, Finding, Role, SubjectRef, Verdict, finding_id, make_finding
 from analyzer.protocols import Conclusion, Context, Needs, Partition, Withheld
-from analyzer.settings import AnalyzeSettings
 from analyzer.shares import cards
 
 _XID = re.compile(r"xid(?:\s*\(PCI[^)]*\))?\D{0,3}(\d+)", re.IGNORECASE)
@@ -76,9 +75,6 @@ class HealthDetector:
     codes = ("TT601", "TT604")
     needs: ClassVar[Needs] = {"TT601": {}, "TT604": {}}  # events and the presence of rows; no field
 
-    def __init__(self, settings: AnalyzeSettings | None = None) -> None:
-        self._settings = settings or AnalyzeSettings()
-
     def measure(self, partition: Partition) -> pd.DataFrame:
         """Return a row an XID event, and a row a card for TT604: lost since when, or why that cannot be told."""
         rows: list[dict[str, Any]] = []
@@ -117,6 +113,8 @@ class HealthDetector:
 
     def conclude(self, measures: pd.DataFrame, context: Context) -> Conclusion:
         """Group XIDs a card and number, and judge each card that went away."""
+        if measures.empty:
+            return Conclusion([], [])
         ordered = measures.sort_values(["cluster", "node", "gpu", "code", "at_ms", "number"], kind="stable")
         findings, withheld = [], []
         for key, rows in ordered.groupby(["cluster", "node", "gpu"], sort=True):

@@ -40,6 +40,8 @@ _COLUMNS = [
     "code",
     "withheld",
     "applicable",
+    "limit",
+    "below",
     "kind",
     "profile",
     "model",
@@ -72,67 +74,22 @@ class IdleDetector:
         "TT311": {"slice": ("sm_active_ratio|engine_active_ratio|busy_ratio", "sm_quota_ratio")},
     }
 
-    def __init__(self, settings: AnalyzeSettings | None = None) -> None:
-        self._settings = settings or AnalyzeSettings()
-
     def measure(self, partition: Partition) -> pd.DataFrame:
         """Return two rows a slice and holder that is there now: one for TT301, one for TT311."""
+        settings = AnalyzeSettings.model_validate(partition.settings)
         found = cards(partition)
         newest = max((card.newest for card in found), default=-1)
         rows: list[dict[str, Any]] = []
         for card in found:
             for j in range(len(card.holdings)):
                 if _last(card.alive[:, j]) >= newest - _CURRENT_INTERVALS:
-                    rows += self._measure_holding(card, j)
+                    rows += _measure_holding(card, j, settings)
         return pd.DataFrame(rows, columns=_COLUMNS)
-
-    def _measure_holding(self, card: Card, j: int) -> list[dict[str, Any]]:
-        holding = card.holdings[j]
-        common: dict[str, Any] = {
-            "cluster": card.cluster,
-            "node": card.node,
-            "gpu": card.gpu,
-            "slice": holding.slice,
-            "tenant": holding.tenant,
-            "workload": holding.workload,
-            "kind": holding.kind,
-            "profile": holding.profile,
-            "model": card.model,
-            "pod": holding.pod,
-            "basis": card.basis[j],
-            "divided": not card.measured[j],
-            "estimated": bool(card.quota_estimated[j]),
-            "withheld": "",
-            "applicable": True,
-        }
-        if not holding.held:
-            free = {**common, "withheld": "nobody holds it", "applicable": False}
-            return [{**free, "code": code} for code in self.codes]
-        if not card.basis[j]:
-            blind = {**common, "withheld": "no activity field (sm_active_ratio, engine_active_ratio or busy_ratio)"}
-            return [{**blind, "code": code} for code in self.codes]
-        stretch = _idle_stretch(card, j, self._settings.idle_activity)
-        always = stretch["from_start"] and stretch["until_ms"] > stretch["since_ms"]
-        over = _use(card, j, self._settings)
-        if not over["withheld"] and always:
-            over = {**over, "withheld": "idle throughout: TT301 speaks of it", "applicable": False}
-        return [
-            {**common, "code": "TT301", **stretch, **self._doubt(stretch)},
-            {**common, "code": "TT311", **over},
-        ]
-
-    def _doubt(self, stretch: dict[str, Any]) -> dict[str, Any]:
-        minutes = (stretch["until_ms"] - stretch["since_ms"]) / 60_000
-        if minutes >= self._settings.idle_minutes and stretch["coverage"] < self._settings.coverage_floor:
-            return {"withheld": f"samples cover less than {self._settings.coverage_floor:.0%} of the idle stretch"}
-        if stretch["from_start"] and 0 < minutes < self._settings.idle_minutes:
-            return {
-                "withheld": f"idle since it was first seen, but seen for less than {self._settings.idle_minutes:g} min"
-            }
-        return {}
 
     def conclude(self, measures: pd.DataFrame, context: Context) -> Conclusion:
         """Judge each slice."""
+        if measures.empty:
+            return Conclusion([], [])
         reserves = reserved_shares(context)
         findings, withheld = [], []
         for row in records(measures.sort_values([*_KEY, "code"], kind="stable")):
@@ -141,112 +98,166 @@ class IdleDetector:
             if row["withheld"]:
                 judged = _withheld(row, row["withheld"], applicable=row["applicable"])
             elif row["code"] == "TT301":
-                judged = self._judge_idle(row, reserve, context)
+                judged = _judge_idle(row, reserve, context)
             else:
-                judged = self._judge_size(row, reserve, context)
+                judged = _judge_size(row, reserve, context)
             if isinstance(judged, Finding):
                 findings.append(judged)
             elif judged is not None:
                 withheld.append(judged)
         return Conclusion(findings, withheld)
 
-    def _judge_idle(self, row: dict[str, Any], reserve: float, context: Context) -> Finding | Withheld | None:
-        hours = (row["until_ms"] - row["since_ms"]) / 3_600_000
-        if hours * 60 < self._settings.idle_minutes:
-            return None
-        quota = row["quota"]
-        kept = min(reserve, quota) if not math.isnan(quota) else reserve
-        wasted = (quota - kept) * hours
-        if wasted <= 0:
-            return _withheld(row, "idle, and all of it is declared or forecast reserve", applicable=False)
-        since, until = _instant(row["since_ms"]), _instant(row["until_ms"])
-        share = "a share of unknown size" if math.isnan(quota) else f"{quota:.0%}"
-        if row["estimated"]:
-            share = f"about {share} (an equal part)"
-        claim = (
-            f"{row['tenant']}/{row['workload']} holds {share} of {row['gpu']} on {row['node']} and has used none of it "
-            f"since {since:%Y-%m-%d %H:%M} UTC{' or earlier' if row['from_start'] else ''} ({hours:.1f} h), still so"
-        )
-        if kept > 0:
-            claim += f"; {kept:.0%} of the card is its reserve and not counted as waste"
-        effect = None if math.isnan(wasted) else Effect(wasted, "gpu_hours", wasted * row["coverage"], wasted)
-        return make_finding(
-            "TT301",
-            Verdict.HOLDS,
-            _subjects(row),
-            context.window,
-            claim=claim,
-            risk="work that comes less often than this stretch is long looks idle; so does work between two samples",
-            confidence=_confidence(row),
-            coverage=row["coverage"],
-            effect=effect,
-            evidence={
-                "since": since,
-                "until": until,
-                "still": True,
-                "idle_hours": hours,
-                "activity_below": self._settings.idle_activity,
-                "activity_field": row["basis"],
-                "quota_ratio": quota,
-                "quota_provenance": "estimated" if row["estimated"] else "measured",
-                "reserve_ratio": kept,
-                "memory_used_bytes": row["memory_used_bytes"],
-                "kind": row["kind"],
-                "pod": row["pod"],
-                "check": how_to_check(row["kind"], row["gpu"], row["slice"]),
-            },
-            simulated=context.simulated,
-        )
 
-    def _judge_size(self, row: dict[str, Any], reserve: float, context: Context) -> Finding | None:
-        quota, peak = row["quota"], row["p99"]
-        if peak >= self._settings.over_provisioned_share * quota:
+def _measure_holding(card: Card, j: int, settings: AnalyzeSettings) -> list[dict[str, Any]]:
+    holding = card.holdings[j]
+    common: dict[str, Any] = {
+        "cluster": card.cluster,
+        "node": card.node,
+        "gpu": card.gpu,
+        "slice": holding.slice,
+        "tenant": holding.tenant,
+        "workload": holding.workload,
+        "kind": holding.kind,
+        "profile": holding.profile,
+        "model": card.model,
+        "pod": holding.pod,
+        "basis": card.basis[j],
+        "divided": not card.measured[j],
+        "estimated": bool(card.quota_estimated[j]),
+        "withheld": "",
+        "applicable": True,
+    }
+    if not holding.held:
+        free = {**common, "withheld": "nobody holds it", "applicable": False}
+        return [{**free, "code": code} for code in IdleDetector.codes]
+    if not card.basis[j]:
+        blind = {**common, "withheld": "no activity field (sm_active_ratio, engine_active_ratio or busy_ratio)"}
+        return [{**blind, "code": code} for code in IdleDetector.codes]
+    stretch = _idle_stretch(card, j, settings.idle_activity)
+    always = stretch["from_start"] and stretch["until_ms"] > stretch["since_ms"]
+    over = _use(card, j, settings)
+    if not over["withheld"] and always:
+        over = {**over, "withheld": "idle throughout: TT301 speaks of it", "applicable": False}
+    return [
+        {
+            **common,
+            "code": "TT301",
+            "limit": settings.idle_minutes,
+            "below": settings.idle_activity,
+            **stretch,
+            **_doubt(stretch, settings),
+        },
+        {**common, "code": "TT311", "limit": settings.over_provisioned_share, **over},
+    ]
+
+
+def _doubt(stretch: dict[str, Any], settings: AnalyzeSettings) -> dict[str, Any]:
+    minutes = (stretch["until_ms"] - stretch["since_ms"]) / 60_000
+    if minutes >= settings.idle_minutes and stretch["coverage"] < settings.coverage_floor:
+        return {"withheld": f"samples cover less than {settings.coverage_floor:.0%} of the idle stretch"}
+    if stretch["from_start"] and 0 < minutes < settings.idle_minutes:
+        return {"withheld": f"idle since it was first seen, but seen for less than {settings.idle_minutes:g} min"}
+    return {}
+
+
+def _judge_idle(row: dict[str, Any], reserve: float, context: Context) -> Finding | Withheld | None:
+    hours = (row["until_ms"] - row["since_ms"]) / 3_600_000
+    if hours * 60 < row["limit"]:
+        return None
+    quota = row["quota"]
+    kept = min(reserve, quota) if not math.isnan(quota) else reserve
+    wasted = (quota - kept) * hours
+    if wasted <= 0:
+        return _withheld(row, "idle, and all of it is declared or forecast reserve", applicable=False)
+    since, until = _instant(row["since_ms"]), _instant(row["until_ms"])
+    share = "a share of unknown size" if math.isnan(quota) else f"{quota:.0%}"
+    if row["estimated"]:
+        share = f"about {share} (an equal part)"
+    claim = (
+        f"{row['tenant']}/{row['workload']} holds {share} of {row['gpu']} on {row['node']} and has used none of it "
+        f"since {since:%Y-%m-%d %H:%M} UTC{' or earlier' if row['from_start'] else ''} ({hours:.1f} h), still so"
+    )
+    if kept > 0:
+        claim += f"; {kept:.0%} of the card is its reserve and not counted as waste"
+    effect = None if math.isnan(wasted) else Effect(wasted, "gpu_hours", wasted * row["coverage"], wasted)
+    return make_finding(
+        "TT301",
+        Verdict.HOLDS,
+        _subjects(row),
+        context.window,
+        claim=claim,
+        risk="work that comes less often than this stretch is long looks idle; so does work between two samples",
+        confidence=_confidence(row),
+        coverage=row["coverage"],
+        effect=effect,
+        evidence={
+            "since": since,
+            "until": until,
+            "still": True,
+            "idle_hours": hours,
+            "activity_below": row["below"],
+            "activity_field": row["basis"],
+            "quota_ratio": quota,
+            "quota_provenance": "estimated" if row["estimated"] else "measured",
+            "reserve_ratio": kept,
+            "memory_used_bytes": row["memory_used_bytes"],
+            "kind": row["kind"],
+            "pod": row["pod"],
+            "check": how_to_check(row["kind"], row["gpu"], row["slice"]),
+        },
+        simulated=context.simulated,
+    )
+
+
+def _judge_size(row: dict[str, Any], reserve: float, context: Context) -> Finding | None:
+    quota, peak = row["quota"], row["p99"]
+    if peak >= row["limit"] * quota:
+        return None
+    promise = context.declarations.get((row["tenant"], row["workload"]))
+    offline = promise is not None and promise.declared and promise.declaration.service_class == "offline"
+    size = right_size(row, online=not offline)
+    target, upper = max(size.target, reserve), max(size.upper, reserve)
+    profile = None
+    if row["kind"] == "mig":
+        profile = smallest_profile(row["model"], row["profile"], target)
+        if profile is None:
             return None
-        promise = context.declarations.get((row["tenant"], row["workload"]))
-        offline = promise is not None and promise.declared and promise.declaration.service_class == "offline"
-        size = right_size(row, online=not offline)
-        target, upper = max(size.target, reserve), max(size.upper, reserve)
-        profile = None
-        if row["kind"] == "mig":
-            profile = smallest_profile(row["model"], row["profile"], target)
-            if profile is None:
-                return None
-        if target >= quota:
-            return None
-        verdict = Verdict.HOLDS if upper <= quota else Verdict.SUSPECTED
-        to = f"profile {profile}" if profile else f"{target:.0%}"
-        return make_finding(
-            "TT311",
-            verdict,
-            _subjects(row),
-            context.window,
-            claim=(
-                f"{row['tenant']}/{row['workload']} is granted {quota:.0%} of {row['gpu']} on {row['node']} and its "
-                f"peak (99 %) use is {peak:.1%}: {to} would do (between {size.lower:.0%} and {upper:.0%})"
-            ),
-            risk="a rhythm longer than the window, such as a month's end, is not in it; a smaller share may queue more",
-            confidence=_confidence(row) * min(1.0, 0.5 + row["history_days"] / 2),
-            coverage=row["coverage"],
-            effect=Effect(quota - target, "ratio", max(quota - upper, 0.0), quota - min(size.lower, target)),
-            evidence={
-                "quota_ratio": quota,
-                "peak_ratio": peak,
-                "peak_of_quota": peak / quota,
-                "lower_ratio": size.lower,
-                "target_ratio": target,
-                "upper_ratio": upper,
-                "target_profile": profile,
-                "reserve_ratio": reserve,
-                "history_days": row["history_days"],
-                "samples": row["samples"],
-                "activity_field": row["basis"],
-                "provenance": "estimated" if row["divided"] else "measured",
-                "busy_p99_ratio": row["busy_p99"],
-                "kind": row["kind"],
-                "online": not offline,
-            },
-            simulated=context.simulated,
-        )
+    if target >= quota:
+        return None
+    verdict = Verdict.HOLDS if upper <= quota else Verdict.SUSPECTED
+    to = f"profile {profile}" if profile else f"{target:.0%}"
+    return make_finding(
+        "TT311",
+        verdict,
+        _subjects(row),
+        context.window,
+        claim=(
+            f"{row['tenant']}/{row['workload']} is granted {quota:.0%} of {row['gpu']} on {row['node']} and its "
+            f"peak (99 %) use is {peak:.1%}: {to} would do (between {size.lower:.0%} and {upper:.0%})"
+        ),
+        risk="a rhythm longer than the window, such as a month's end, is not in it; a smaller share may queue more",
+        confidence=_confidence(row) * min(1.0, 0.5 + row["history_days"] / 2),
+        coverage=row["coverage"],
+        effect=Effect(quota - target, "ratio", max(quota - upper, 0.0), quota - min(size.lower, target)),
+        evidence={
+            "quota_ratio": quota,
+            "peak_ratio": peak,
+            "peak_of_quota": peak / quota,
+            "lower_ratio": size.lower,
+            "target_ratio": target,
+            "upper_ratio": upper,
+            "target_profile": profile,
+            "reserve_ratio": reserve,
+            "history_days": row["history_days"],
+            "samples": row["samples"],
+            "activity_field": row["basis"],
+            "provenance": "estimated" if row["divided"] else "measured",
+            "busy_p99_ratio": row["busy_p99"],
+            "kind": row["kind"],
+            "online": not offline,
+        },
+        simulated=context.simulated,
+    )
 
 
 @dataclass(frozen=True, slots=True)

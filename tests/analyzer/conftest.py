@@ -108,7 +108,7 @@ class Node:
         frame = pd.DataFrame(self._facts, columns=list(FACT_COLUMNS))
         return frame.astype({"from": "datetime64[ms, UTC]", "to": "datetime64[ms, UTC]"})
 
-    def partition(self) -> Partition:
+    def partition(self, **settings: object) -> Partition:
         columns = ["time", "kind", "cluster", "node", "gpu", "slice", "object", "code", "severity", "message"]
         events = pd.DataFrame(self._events, columns=columns).astype({"time": "datetime64[ms, UTC]"})
         return Partition(
@@ -122,6 +122,7 @@ class Node:
             facts=self.facts(),
             events=events,
             rejects=pd.DataFrame(),
+            settings=settings,
         )
 
     def _frame(self, measurement: str) -> pd.DataFrame:

@@ -83,6 +83,7 @@ def test_detectors_take_an_empty_node(make_node: MakeNode) -> None:
     for detector in DETECTORS:
         got = detector.conclude(detector.measure(node.partition()), node.context())
         assert (got.findings, got.withheld) == ([], [])
+        assert detector.conclude(pd.DataFrame(), node.context()) == got
 
 
 def test_subjects_are_counted_once(make_node: MakeNode) -> None:

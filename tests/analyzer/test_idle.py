@@ -11,14 +11,13 @@ import pytest
 from analyzer.findings import Finding, Role, Verdict
 from analyzer.idle import IdleDetector, how_to_check, right_size, smallest_profile
 from analyzer.protocols import Conclusion
-from analyzer.settings import AnalyzeSettings
 from collector.declarations import Objective, ResolvedWorkload, WorkloadDeclaration
 from tests.analyzer.conftest import MakeNode, Node
 
 
-def judge(node: Node, detector: IdleDetector | None = None, **context: Any) -> Conclusion:
-    detector = detector or IdleDetector()
-    return detector.conclude(detector.measure(node.partition()), node.context(**context))
+def judge(node: Node, settings: dict[str, object] | None = None, **context: Any) -> Conclusion:
+    detector = IdleDetector()
+    return detector.conclude(detector.measure(node.partition(**settings or {})), node.context(**context))
 
 
 def only(conclusion: Conclusion, code: str) -> Finding:
@@ -68,8 +67,7 @@ def test_the_limit_is_the_setting(make_node: MakeNode, minutes: int) -> None:
     node.slice("a", sm_quota_ratio=0.25, busy_ratio=np.where(minute < node.count - minutes, 0.7, 0.0))
     found = [f.code for f in judge(node).findings]
     assert found == (["TT301"] if minutes == 61 else [])
-    longer = IdleDetector(AnalyzeSettings(idle_minutes=90.0))
-    assert judge(node, longer).findings == []
+    assert judge(node, {"idle_minutes": 90.0}).findings == []
 
 
 def test_absent_is_not_idle(make_node: MakeNode) -> None:
