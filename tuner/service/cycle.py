@@ -18,6 +18,7 @@ from collector.protocols import Store
 from collector.window import Window, parse_duration
 from tuner import killswitch
 from tuner.consent import propose
+from tuner.drift import notice_drift
 from tuner.execute import REVALIDATE_SECONDS, Executor, Step, frozen_targets
 from tuner.guards import FAILED_PAST, PAST, Vitals, World, run_guards
 from tuner.journal import expire_waiting, record_plan
@@ -29,6 +30,7 @@ from tuner.planner.reserve import reserve_share
 from tuner.record import ChangeState, Drop, GroupRecord
 from tuner.service.analyse import Analysis, run_analysis
 from tuner.service.evidence import EvidenceReader
+from tuner.service.readback import quota_rows
 from tuner.service.watch import Sight, Watch
 from tuner.settings import CalendarSettings, StateSettings, TunerSettings
 from tuner.state import State
@@ -136,6 +138,7 @@ class Tuner:
             sight = self._look(now)
         except UnreachableError as error:
             return CycleResult(now, held=str(error), steps=tuple(steps))
+        self._parts.store.write(quota_rows(sight.state, now, self._parts.interval_seconds))
         steps += self._verify(sight)
         return self._carry_out(make_plan(sight.planner, self._parts.settings), sight, steps)
 
@@ -238,6 +241,7 @@ class Tuner:
     def _world(self, plan: Plan, sight: Sight) -> World:
         parts, now = self._parts, plan.made_at
         past = past_groups(parts.state, since=now - PAST, failed_since=now - FAILED_PAST)
+        drifted = notice_drift(parts.state, past, sight.state, sight.planner.knobs, now=now, actor=parts.holder)
         before = self._vitals
         sick = sum(bool(evidence) for evidence in sight.health.values())
         cards = len(sight.health)
@@ -272,7 +276,7 @@ class Tuner:
             peak_memory_bytes=sight.peak_memory_bytes,
             reserves=reserves,
             coverage=sight.coverage,
-            frozen=frozen_targets(past, now),
+            frozen={**frozen_targets(past, now), **drifted},
             evictions={
                 g.id: parts.backend.predict(g) for g in plan.groups if any(c.knob in evicting for c in g.changes)
             },
