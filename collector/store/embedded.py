@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import sqlite3
 import threading
@@ -124,6 +125,8 @@ class EmbeddedStore(RowReader):
         if self._thread is None:
             self._thread = threading.Thread(target=self._maintain, name="store-maintenance", daemon=True)
             self._thread.start()
+            # A process that ends without closing must not end inside the thread's native code.
+            atexit.register(self.close)
 
     def _maintain(self) -> None:
         # The age of unsealed rows is judged by the clock; this only says how often it is looked at.
@@ -239,6 +242,7 @@ class EmbeddedStore(RowReader):
 
     def close(self) -> None:
         """Release files and threads; nothing that was written is lost."""
+        atexit.unregister(self.close)
         self._stopping = True
         self._wake.set()
         if self._thread is not None:
