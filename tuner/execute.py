@@ -16,7 +16,7 @@ from collector.clock import Clock
 from collector.errors import RefusedError, UnreachableError
 from tuner import killswitch
 from tuner.guards.world import domain_of, in_order
-from tuner.journal import StateMovedError, remark, step
+from tuner.journal import StateMovedError, remark, walk
 from tuner.lease import Lease
 from tuner.model import ApplyResult, ApplyStatus, Backend, BackendState, Change, Group, Knob, Target
 from tuner.place import Place, inverse, locate, unreadable
@@ -34,7 +34,12 @@ _POLL_SECONDS = 1.0
 _CONFLICT_RETRIES = 3
 
 Recheck = Callable[[Group, BackendState], str | None]
+_Leg = tuple[ChangeState, str, Mapping[str, Any] | None]
 _S = ChangeState
+_ARRIVED: tuple[_Leg, ...] = (
+    (_S.READ_BACK, "the backend holds what was asked for", None),
+    (_S.VERIFYING, "its effect is being watched", None),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +119,6 @@ class Executor:
         pause = killswitch.read(self._kill_switch)
         if not pause.allows_new:
             return Step(group_id, record.state, str(pause))
-        self._lease.check()
         if record.until is not None and record.until <= self._clock.now():
             return self._step(record, _S.EXPIRED, "its time was over")
         group = replace(record.group, changes=in_order(record.group.changes))
@@ -227,9 +231,7 @@ class Executor:
             case ApplyStatus.APPLIED | ApplyStatus.ACCEPTED:
                 due = self._clock.now() + timedelta(seconds=delay + result.settles_in_seconds)
                 body = {"status": result.status.value, "detail": result.detail, "settle_by": due.isoformat()}
-                self._step(record, _S.APPLIED, result.detail or result.status.value, body)
-                self._supersede(record)
-                return self._await(record.id)
+                return self._await(record, (_S.APPLIED, result.detail or result.status.value, body))
             case ApplyStatus.UNKNOWN:
                 remark(self._state, record.id, "unknown", at=self._clock.now(), actor=self._actor, reason=result.detail)
                 return Step(record.id, _S.INTENT, f"the answer was lost: {result.detail}")
@@ -265,23 +267,29 @@ class Executor:
         place = locate(group, state, self._knobs)
         return None if place is Place.BEFORE else f"the world moved (values are {place.value}): plan again"
 
-    def _await(self, group_id: str) -> Step:
+    def _await(self, record: GroupRecord, applied: _Leg) -> Step:
         """Read back until the values are there, as long as patience lasts."""
+        try:
+            arrived = locate(record.group, self._read(record.group), self._knobs) is Place.AFTER
+        except UnreachableError:
+            arrived = False
+        self._walk(record, [applied, *_ARRIVED] if arrived else [applied])
+        self._supersede(record)
+        now = Step(record.id, _S.VERIFYING if arrived else _S.APPLIED, _ARRIVED[-1][1] if arrived else applied[1])
         waited = 0.0
-        while True:
-            now = self.settle(self._get(group_id))
-            if now.state is not _S.APPLIED or waited >= self._patience_seconds:
-                return now
+        while now.state is _S.APPLIED and waited < self._patience_seconds:
             self._clock.wait(_POLL_SECONDS)
             waited += _POLL_SECONDS
+            now = self.settle(self._get(record.id))
+        return now
 
     def _arrived(self, record: GroupRecord) -> Step:
+        passed = {_S.INTENT: 0, _S.APPLIED: 1, _S.READ_BACK: 2}[record.state]
+        way: list[_Leg] = [(_S.APPLIED, "found in force", None), *_ARRIVED]
+        self._walk(record, way[passed:])
         if record.state is _S.INTENT:
-            self._step(record, _S.APPLIED, "found in force")
             self._supersede(record)
-        if record.state in {_S.INTENT, _S.APPLIED}:
-            self._step(record, _S.READ_BACK, "the backend holds what was asked for")
-        return self._step(record, _S.VERIFYING, "its effect is being watched")
+        return Step(record.id, _S.VERIFYING, way[-1][1])
 
     def _undo(self, record: GroupRecord) -> Step:  # noqa: PLR0911 - one return for each way it can end
         for _ in range(_CONFLICT_RETRIES):
@@ -356,17 +364,11 @@ class Executor:
         }
 
     def _step(self, record: GroupRecord, to: ChangeState, reason: str, body: Mapping[str, Any] | None = None) -> Step:
-        step(
-            self._state,
-            record.id,
-            to,
-            at=self._clock.now(),
-            actor=self._actor,
-            reason=reason,
-            body=body,
-            fence=self._lease.fence,
-        )
+        self._walk(record, [(to, reason, body)])
         return Step(record.id, to, reason)
+
+    def _walk(self, record: GroupRecord, way: Sequence[_Leg]) -> None:
+        walk(self._state, record.id, way, at=self._clock.now(), actor=self._actor, fence=self._lease.fence)
 
     def _get(self, group_id: str) -> GroupRecord:
         record = get_group(self._state, group_id)

@@ -136,6 +136,26 @@ def step(
         step_in(connection, group_id, to, at=at, actor=actor, reason=reason, body=body, fence=fence)
 
 
+def walk(
+    state: State,
+    group_id: str,
+    way: Sequence[tuple[ChangeState, str, Mapping[str, Any] | None]],
+    *,
+    at: datetime,
+    actor: str,
+    fence: Fence,
+) -> None:
+    """Do several steps, each (state, reason, body) with its own entry, in one transaction: one wait for the disk.
+
+    Raises:
+        StateMovedError: a step is not possible; none of them is done.
+        LeaseLostError: `fence` no longer holds.
+    """
+    with state.writing() as connection:
+        for to, reason, body in way:
+            step_in(connection, group_id, to, at=at, actor=actor, reason=reason, body=body, fence=fence)
+
+
 def step_in(
     connection: Connection,
     group_id: str,

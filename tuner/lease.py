@@ -73,13 +73,18 @@ class Lease:
         return True
 
     def check(self) -> Fence:
-        """Renew the lease and return its fence; called before each write to a backend.
+        """Make sure that the lease is still ours, renewing it past its half; called before each write to a backend.
 
         Raises:
             LeaseLostError: another tuner took it.
         """
         fence = self.fence
         try:
+            with self._state.reading() as connection:
+                check_fence(connection, fence)
+                until = connection.scalar(select(LeaseRow.until).where(LeaseRow.name == self._name))
+            if until is not None and until - self._clock.now() > self._length / 2:
+                return fence
             with self._state.writing() as connection:
                 check_fence(connection, fence)
                 connection.execute(

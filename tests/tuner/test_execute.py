@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from collector.clock import VirtualClock
 from collector.errors import RefusedError, UnreachableError
@@ -24,12 +26,13 @@ from tests.tuner.fakes import (
 from tuner import execute as execute_module
 from tuner import killswitch
 from tuner.execute import Executor, frozen_targets
-from tuner.journal import LeaseLostError, StateMovedError, entries, record_plan, verify_chain
+from tuner.journal import LeaseLostError, StateMovedError, entries, record_plan, step, verify_chain
 from tuner.lease import Lease
 from tuner.model import BackendState, Freeze, Group
 from tuner.place import Place, inverse, locate, unreadable
 from tuner.record import ChangeState, Decision, GroupRecord
-from tuner.state import State, get_group, open_groups
+from tuner.settings import StateSettings
+from tuner.state import State, get_group, open_groups, open_state
 
 A, B = slice_target("a"), slice_target("b")
 MOVE = group(change(A, 0.2, 0.5), change(B, 0.6, 0.3))
@@ -294,20 +297,21 @@ def test_a_crash_in_the_write_has_one_outcome(bench: Bench, fault: str) -> None:
 def test_a_crash_at_every_journal_entry_has_one_outcome(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, at: str, kill_before: bool
 ) -> None:
-    real = execute_module.step
+    real = execute_module.walk
 
-    def dying(state: State, group_id: str, to: ChangeState, **rest: object) -> None:
-        if to.value == at and kill_before:
+    def dying(state: State, group_id: str, way: Sequence[tuple[ChangeState, str, object]], **rest: object) -> None:
+        names = [to.value for to, *_ in way]
+        if at in names and kill_before:
             raise CrashError
-        real(state, group_id, to, **rest)  # type: ignore[arg-type]
-        if to.value == at:
+        real(state, group_id, way, **rest)  # type: ignore[arg-type]
+        if at in names:
             raise CrashError
 
     bench.planned(MOVE)
-    monkeypatch.setattr(execute_module, "step", dying)
+    monkeypatch.setattr(execute_module, "walk", dying)
     with pytest.raises(CrashError):
         apply_and_roll_back(bench)
-    monkeypatch.setattr(execute_module, "step", real)
+    monkeypatch.setattr(execute_module, "walk", real)
     for _ in range(3):  # a second restart changes nothing
         bench.restart()
         bench.clock.advance(100)
@@ -342,6 +346,33 @@ def verifying(bench: Bench) -> GroupRecord:
     assert record is not None
     assert record.state is ChangeState.VERIFYING
     return record
+
+
+@pytest.mark.parametrize("stopped", [ChangeState.APPLIED, ChangeState.READ_BACK])
+def test_a_group_found_half_way_through_its_journal_goes_on(bench: Bench, stopped: ChangeState) -> None:
+    bench.planned(MOVE)
+    for to in (ChangeState.INTENT, ChangeState.APPLIED, ChangeState.READ_BACK):
+        step(bench.state, "g1", to, at=bench.clock.now(), actor="t", reason="r")
+        if to is stopped:
+            break
+    for c in MOVE.changes:
+        bench.backend.foreign(c, c.after)
+    assert bench.executor.recover()[0].state is ChangeState.VERIFYING
+    assert bench.events() == ["intent", "applied", "read_back", "verifying"]
+
+
+def test_a_read_back_that_fails_is_tried_again(bench: Bench) -> None:
+    bench.planned(MOVE)
+    apply = bench.backend.apply
+
+    def then_gone(group: Group, expected: object) -> object:
+        result = apply(group, expected)  # type: ignore[arg-type]
+        bench.backend.unreadable = 2
+        return result
+
+    bench.backend.apply = then_gone  # type: ignore[method-assign, assignment]
+    assert bench.executor.execute("g1").state is ChangeState.VERIFYING
+    assert bench.events() == ["intent", "applied", "read_back", "verifying"]
 
 
 def test_roll_back_sets_the_pre_image(bench: Bench) -> None:
@@ -562,3 +593,43 @@ def test_locate_and_inverse() -> None:
     undo = inverse(MOVE)
     assert [(c.before, c.after) for c in undo.changes] == [(0.5, 0.2), (0.3, 0.6)]
     assert undo.kind == "rollback"
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    level=st.sampled_from([Freeze.NEW, Freeze.ALL]),
+    at_write=st.integers(0, 4),
+    faults=st.lists(st.sampled_from(["applied", "lost_after", "lost_before", "half", "conflict"]), max_size=8),
+)
+def test_no_new_value_is_written_once_the_kill_switch_is_on(
+    empty_database: Path, tmp_path_factory: pytest.TempPathFactory, level: Freeze, at_write: int, faults: list[str]
+) -> None:
+    """Thrown at the n-th look before a write; what goes on (recovery, rollbacks) writes only ways back."""
+    folder = tmp_path_factory.mktemp("kill")
+    (folder / "state.db").write_bytes(empty_database.read_bytes())
+    state = open_state(StateSettings(path=folder / "state.db"))
+    targets = [slice_target("s", f"GPU-{i}") for i in range(4)]
+    clock = VirtualClock(START)
+    backend = backend_with(clock, *[held(t, {"sm_quota_ratio": 0.2}) for t in targets], faults=list(faults))
+    bench = Bench(state, backend, clock, folder)
+    bench.planned(*[group(change(t, 0.2, 0.5), name=f"g{i}") for i, t in enumerate(targets)])
+    looks = itertools.count()
+    frozen_from: list[int] = []
+
+    def throw(_group: Group, _state: BackendState) -> None:
+        if next(looks) == at_write:
+            killswitch.pause(bench.kill_switch, level, who="ann", why="drill", at=START)
+            frozen_from.append(len(backend.writes))
+
+    for i in range(4):
+        bench.executor.execute(f"g{i}", still_ok=throw)
+    clock.advance(300)
+    bench.executor.recover()
+    for record in open_groups(state):
+        if record.state is ChangeState.VERIFYING:
+            bench.executor.roll_back(record, "drill")
+    if frozen_from:
+        after = [value for _, _, value in backend.writes[frozen_from[0] :]]
+        assert after == ([] if level is Freeze.ALL else [0.2] * len(after))
+    assert verify_chain(state).ok
+    state.close()

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tuner.fakes import START, change, declared, group, held, plan, slice_target, world_of
-from tuner.guards import Facts, Ruling, World, domain_of, in_order, lessen, run_guards
+from tuner.guards import GUARDS, Facts, Ruling, World, domain_of, in_order, lessen, run_guards
 from tuner.guards.chain import run_chain
 from tuner.killswitch import Pause
 from tuner.model import Change, Freeze, Group, Plan, Target, TargetState
@@ -205,3 +205,20 @@ def test_a_flapping_planner_makes_a_bounded_number_of_changes_an_hour() -> None:
     for at in done:
         assert sum(at <= other < at + timedelta(hours=1) for other in done) <= 6
     assert len(done) >= 6
+
+
+@settings(max_examples=80, deadline=None)
+@given(worlds(), st.randoms(use_true_random=False))
+def test_capacity_holds_even_where_many_groups_share_a_card(case: tuple[World, Plan], chance: random.Random) -> None:
+    """The capacity guard alone, without the guard that allows one group a card."""
+    world, wanted = case
+    links = [(name, guard) for name, guard in GUARDS if name in {"scope", "quantum", "limits", "capacity"}]
+    result = run_chain(wanted, world, LOOSE, links)
+    start = sums_of({t: s.values[SHARE] for t, s in world.state.targets.items()})
+    moves = [[(c.target, c.after - c.before) for c in in_order(g.changes)] for g in result.groups]
+    queues = [m for m in moves if chance.random() < 0.8]
+    while any(queues):
+        target, delta = chance.choice([q for q in queues if q]).pop(0)
+        start[domain_of(target)] += delta
+        before = sums_of({t: s.values[SHARE] for t, s in world.state.targets.items()})
+        assert start[domain_of(target)] <= max(1.0, before[domain_of(target)]) + 1e-6
