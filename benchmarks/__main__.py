@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import platform
 import sys
 from pathlib import Path
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # CPU seconds then measure work, not threads that wait
 
 import numpy as np
 import pandas as pd

@@ -108,6 +108,10 @@ def _size(w: World, low: float, high: float) -> float:
     return float(w.rng.uniform(low, high))
 
 
+def _null_indep(_w: World) -> None:
+    """Nothing is planted."""
+
+
 def _true_burst(w: World) -> None:
     w.hurt("v", "a", _size(w, 0.10, 0.49))
 
@@ -136,7 +140,7 @@ def _true_ownload(w: World) -> None:
 
 
 def _react(w: World, delay: int) -> None:
-    """The suspect answers the victim's own slowness: evenly, to incidents, or by a threshold (and has work of its own)."""
+    """The suspect answers the victim's own slowness: evenly, to incidents, or by a threshold; half have own work."""
     style = w.number % 4
     if style == 1:  # incidents of the victim
         w.noise["v"] = w.noise["v"] + bursts(w.rng, w.n, 4, 60, 0.25)
@@ -145,10 +149,7 @@ def _react(w: World, delay: int) -> None:
     # Odd cards feel the whole latency, even ones a part of it that nobody measures.
     seen = w.cost("v") if w.number % 2 else w.noise["v"]
     felt = np.roll(seen - seen.mean(), delay) / seen.std()
-    if style == 2:
-        reaction = np.where(felt > 1.0, 0.3, 0.0)
-    else:
-        reaction = 0.08 * felt
+    reaction = np.where(felt > 1.0, 0.3, 0.0) if style == 2 else 0.08 * felt
     own = bursts(w.rng, w.n, 15, 90, 0.1) if w.number % 2 else 0.0
     w.activity["a"] = np.clip(0.2 + reaction + own + w.rng.normal(0, 0.02, w.n), 0, 1)
 
@@ -223,7 +224,7 @@ def _null_randomwalk(w: World) -> None:
 def _true_saturation(w: World) -> None:
     w.activity["a"] = np.clip(1.3 * w.activity["a"], 0, 1)
     together = w.activity["a"] + w.activity["c"] + w.activity["v"] + w.activity["d"]
-    w.slow["v"] = w.slow["v"] + 1.5 * np.maximum(together - 0.6, 0)
+    w.slow["v"] = w.slow["v"] + 1.5 * np.maximum(together - 0.4, 0)
     w.true[("v", "a")] = w.true[("v", "c")] = w.true[("v", "d")] = 0.15
     w.undecidable |= {("v", "c"), ("v", "d")}
 
@@ -281,7 +282,7 @@ def _true_multi(w: World) -> None:
 
 
 SCENARIOS: dict[str, Callable[[World], None]] = {
-    "null_indep": lambda w: None,
+    "null_indep": _null_indep,
     "true_burst": _true_burst,
     "null_daily": _null_daily,
     "true_daily": _true_daily,

@@ -119,15 +119,15 @@ def _load_spline(load: Floats) -> Floats:
 
 
 def _calendar(n: int, interval_seconds: float) -> list[tuple[str, Floats]]:
-    seconds = np.arange(n) * interval_seconds
+    seconds = np.arange(n, dtype=np.float64) * interval_seconds
     length = n * interval_seconds
     blocks = []
     if length >= _DAY_SECONDS:
-        blocks.append(("hour of day", _harmonics(seconds / _DAY_SECONDS, _DAY_HARMONICS)))
+        blocks.append(("hour of day", _harmonics(np.asarray(seconds / _DAY_SECONDS), _DAY_HARMONICS)))
     # Harmonics above half the sampling rate would only repeat lower ones.
     count = min(_HOUR_HARMONICS, int(_HOUR_SECONDS / interval_seconds / 2) - 1)
     if length >= 6 * _HOUR_SECONDS and count > 0:
-        blocks.append(("minute of hour", _harmonics(seconds / _HOUR_SECONDS, count)))
+        blocks.append(("minute of hour", _harmonics(np.asarray(seconds / _HOUR_SECONDS), count)))
     pieces = int(length // _TREND_KNOT_SECONDS)
     blocks.append(("trend", _trend(n, pieces) if pieces >= 1 else np.linspace(-1.0, 1.0, n)[:, None]))
     return blocks

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any
 
 import pandas as pd
 
-from analyzer.contention.pairs import PairMeasure, measure_card
+from analyzer.contention.pairs import measure_card
+from analyzer.contention.record import PairMeasure
 from analyzer.contention.series import cards
 from analyzer.contention.verdict import Judgement, benjamini_hochberg, describe, judge, risk
 from analyzer.findings import Effect, Finding, Role, SubjectRef, Verdict, make_finding
@@ -37,6 +38,7 @@ _EVIDENCE = (
     "state_share",
     "shape_z",
     "own_z",
+    "memory",
     "foresight_z",
     "dose_z",
     "channel_shares",
@@ -50,7 +52,7 @@ class ContentionDetector:
     """Finds who slows whom on a card, from service times and activity alone."""
 
     def __init__(self, settings: AnalyzeSettings | None = None) -> None:
-        self._settings = settings if settings is not None else AnalyzeSettings()  # type: ignore[call-arg]
+        self._settings = settings if settings is not None else AnalyzeSettings()
 
     @property
     def codes(self) -> tuple[str, ...]:
@@ -75,7 +77,7 @@ class ContentionDetector:
                 coverage_floor=self._settings.coverage_floor,
                 elsewhere=tuple(other for other in node_cards if other is not card),
             )
-        return pd.DataFrame([asdict(row) for row in rows], columns=_COLUMNS)
+        return pd.DataFrame([[getattr(row, name) for name in _COLUMNS] for row in rows], columns=_COLUMNS)
 
     def conclude(self, measures: pd.DataFrame, context: Context) -> Conclusion:
         """Control false discoveries over the fleet and give every pair its verdict.

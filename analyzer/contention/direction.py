@@ -24,7 +24,7 @@ import numpy as np
 from scipy.ndimage import gaussian_filter1d
 from scipy.stats import rankdata
 
-from analyzer.contention.series import Floats
+from analyzer.contention.series import Bools, Floats
 from analyzer.contention.whiten import fit_ar, whiten
 
 _LEAD = 4  # samples by which a reaction may come late
@@ -47,6 +47,7 @@ class Direction:
         state_share: that response against the response to all of the suspect's activity; 1 where they agree.
         shape_z: the likelihood ratio of the two directions; NaN with too few samples.
         own_z: the half of it that speaks of the suspect alone.
+        memory: correlation of the suspect's state with the one before.
         foresight_z: how well the victim's noise foretells the suspect's next state.
         dose_z: the victim's response to the suspect's movements inside its low state.
     """
@@ -59,6 +60,7 @@ class Direction:
     state_share: float
     shape_z: float
     own_z: float
+    memory: float
     foresight_z: float
     dose_z: float
 
@@ -94,6 +96,7 @@ def direction(
         state_share,
         shape_z,
         own_z,
+        _memory(high),
         _foresight(victim, moved, high),
         _dose(victim, moved, high),
     )
@@ -155,23 +158,35 @@ def _foresight(victim: Floats, suspect: Floats, high: Floats) -> float:
 
 
 def _dose(victim: Floats, suspect: Floats, high: Floats) -> float:
-    """Rank correlation of the steps from sample to sample inside the core of the low state.
+    """Rank correlation of the small steps from sample to sample inside the low state.
 
-    Small bursts at the edge of the state must not speak for it, nor must the slow traces that projecting out the
-    controls leaves in both series: hence the core, and hence steps.
+    Starts and stops must not speak for it, nor the slow traces that projecting out the controls leaves in both series:
+    hence steps, and of those only the ordinary ones.
     """
-    low = np.where(high == 0.0, suspect, np.nan)
-    good = np.isfinite(low)
-    if good.sum() < _FEW:
-        return 0.0
-    centre = float(np.median(low[good]))
-    spread = 2.0 * 1.4826 * float(np.median(np.abs(low[good] - centre)))
-    core = np.where(np.abs(low - centre) <= spread, low, np.nan)
-    y, a = np.diff(victim), np.diff(core)
+    y, a = np.diff(victim), np.diff(np.where(high == 0.0, suspect, np.nan))
     both = np.isfinite(y) & np.isfinite(a)
-    if both.sum() < _FEW or np.ptp(a[both]) == 0:
+    if both.sum() < _FEW:
         return 0.0
-    return float(np.corrcoef(rankdata(y[both]), rankdata(a[both]))[0, 1]) * math.sqrt(int(both.sum()))
+    y, a = y[both], a[both]
+    ordinary = _ordinary(y, 3.0) & _ordinary(a, 2.0)
+    y, a = y[ordinary], a[ordinary]
+    if a.size < _FEW or np.ptp(a) == 0 or np.ptp(y) == 0:
+        return 0.0
+    return float(np.corrcoef(rankdata(y), rankdata(a))[0, 1]) * math.sqrt(a.size)
+
+
+def _ordinary(values: Floats, width: float) -> Bools:
+    centre = float(np.median(values))
+    return np.asarray(np.abs(values - centre) <= width * 1.4826 * float(np.median(np.abs(values - centre))))
+
+
+def _memory(high: Floats) -> float:
+    """Correlation of the state with the one before: 0 where it is thrown anew in each sample."""
+    both = np.isfinite(high[1:]) & np.isfinite(high[:-1])
+    u, v = high[1:][both], high[:-1][both]
+    if u.size < 8 or u.std() == 0 or v.std() == 0:
+        return 0.0
+    return float(np.corrcoef(u, v)[0, 1])
 
 
 def _unexplained(victim: Floats, suspect: Floats) -> Floats:
@@ -272,4 +287,4 @@ def _log_density(values: Floats) -> Floats:
     smooth = gaussian_filter1d(counts, max(width / step, 0.5), mode="constant") / (values.size * step)
     flat = 1.0 / (high - low)
     density = 0.99 * np.interp(position, np.arange(_GRID), smooth) + 0.01 * flat
-    return np.log(density) - np.log(scale) - 0.5 * np.log1p(np.sinh(bent) ** 2)
+    return np.asarray(np.log(density) - np.log(scale) - 0.5 * np.log1p(np.sinh(bent) ** 2))

@@ -8,77 +8,22 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from analyzer.contention.channel import PIPE_CHANNELS, name_channel, partial_r2
-from analyzer.contention.controls import Controls, Projection, ewma, neighbour_columns, victim_controls
+from analyzer.contention.controls import Projection, ewma
+from analyzer.contention.design import Design, Residualiser, twins_of
 from analyzer.contention.direction import direction, shifted
+from analyzer.contention.record import PairMeasure
 from analyzer.contention.series import MIN_SAMPLES, Bools, Card, Floats, Lane, Signal, fill
 from analyzer.contention.shift import SHIFT_SAMPLES, ShiftTest, shift_test, short_test
 from analyzer.contention.vetoes import Rival, dominant_rival, episodes, influence
 from analyzer.contention.whiten import ar_order, fit_ar, rank_normal, whiten
-from collector.schema import UNKNOWN
 
-_LOOK_CLOSER = 0.1  # p above which nobody asks for direction, influence, rival and channel
+_CLOSE = 0.1  # p above which nobody asks for direction, influence, rival and channel
 _IDLE = 0.1  # of its usual peak: below it a victim without a sample was simply not working
 _MIN_SWING = 0.02
+_MIN_FREEDOM = 10
 _MIN_RELATIVE_SWING = 0.1
-_LONG_STAY = 0.25  # of the stretch: a co-runner that stayed so long gets columns of its own
-_TWIN = 0.98  # correlation above which two suspects are one to a passive test
 _KEPT_SWING = 0.5  # of the required swing must be left after the controls
 _SPANS = (1, 3, 8)  # of the suspect's shapes, in samples
-
-
-@dataclass(frozen=True, slots=True)
-class PairMeasure:
-    """One directed pair. Numbers are NaN where they were not computed; `untested` says why p is.
-
-    `needs` is what would decide an untested pair. Effects are ratios at the suspect's full (2 to 98 %) swing.
-    """
-
-    cluster: str
-    node: str
-    gpu: str
-    victim: str
-    suspect: str
-    victim_tenant: str = ""
-    victim_workload: str = ""
-    suspect_tenant: str = ""
-    suspect_workload: str = ""
-    victim_kind: str = ""
-    suspect_kind: str = ""
-    suspect_serves: str = ""
-    untested: str = ""
-    needs: str = ""
-    cost: str = ""
-    cost_trust: float = math.nan
-    activity: str = ""
-    activity_trust: float = math.nan
-    samples: float = math.nan
-    coverage: float = math.nan
-    controls: str = ""
-    swing: float = math.nan
-    episodes: float = math.nan
-    p: float = math.nan
-    z: float = math.nan
-    correlation: float = math.nan
-    lag_seconds: float = math.nan
-    effect: float = math.nan
-    effect_lower: float = math.nan
-    effect_upper: float = math.nan
-    influence_z: float = math.nan
-    lead_z: float = math.nan
-    lag_z: float = math.nan
-    same_z: float = math.nan
-    states: float = math.nan
-    state_z: float = math.nan
-    state_share: float = math.nan
-    shape_z: float = math.nan
-    own_z: float = math.nan
-    foresight_z: float = math.nan
-    dose_z: float = math.nan
-    rival: str = ""
-    channel: str = ""
-    channel_basis: str = ""
-    twins: str = ""
-    channel_shares: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,170 +80,149 @@ def _measure_victim(card: Card, victim: Lane, suspects: list[Lane], place: _Plac
             _row(card, victim, s, place, untested=reason, needs="a source without gaps", coverage=coverage)
             for s in suspects
         ]
-    bench = _Bench.of(card, victim, victim.cost, suspects, place)
-    return [_measure_pair(card, bench, suspect, place, coverage) for suspect in suspects]
+    design = Design.of(
+        card, victim, victim.cost, suspects, elsewhere=place.elsewhere, interval_seconds=place.interval_seconds
+    )
+    return [_measure_pair(card, design, suspect, place, coverage) for suspect in suspects]
 
 
-@dataclass(slots=True)
-class _Bench:
-    """All that a victim's pairs share: its series cut to the time it worked, the controls projected out once."""
+@dataclass(frozen=True, slots=True)
+class _Meeting:
+    """Where victim and suspect met, and how far the suspect moved there."""
 
-    victim: Lane
-    suspects: list[Lane]
-    cost: Signal
-    cut: slice
-    outcome: Floats
-    rows: Bools
-    controls: Controls
-    base: Projection
-    neighbours: dict[str, Floats]  # those that stayed long, by lane
-    brief: Floats  # all others together
-    replicas: list[tuple[frozenset[str], Floats]]  # names on a replica's card, and its cost
+    activity: Floats  # the suspect's, on the victim's stretch
+    known: Bools
+    coverage: float
+    overlap: int  # samples of the victim while the suspect was on the card
+    suspect_coverage: float
+    low: float
+    high: float
+    episodes: int
 
     @classmethod
-    def of(cls, card: Card, victim: Lane, cost: Signal, suspects: list[Lane], place: _Place) -> _Bench:
-        known = np.flatnonzero(np.isfinite(cost.values))
-        cut = slice(int(known[0]), int(known[-1]) + 1)
-        outcome = cost.values[cut]
-        whole = victim_controls(victim, card, cut, place.interval_seconds)
-        neighbours: dict[str, Floats] = {}
-        brief = np.zeros((outcome.size, 3))
-        for lane in suspects:
-            if lane.activity is None:
-                continue
-            columns = neighbour_columns(lane)[cut]
-            if _stay(lane, cut) >= _LONG_STAY * outcome.size:
-                neighbours[lane.slices[-1]] = columns
-            else:
-                brief += columns
+    def of(cls, design: Design, suspect: Lane, values: Floats, victim_coverage: float) -> _Meeting:
+        activity = values[design.cut]
+        known = np.isfinite(activity)
+        alive = np.zeros(activity.size, dtype=bool)
+        for first, last in suspect.lives:
+            alive[max(first - design.cut.start, 0) : max(last + 1 - design.cut.start, 0)] = True
+        there = float(known[alive].mean()) if alive.any() else 0.0
+        seen = activity[known & design.rows]
+        low, high = np.quantile(seen, [0.02, 0.98]) if seen.size else (0.0, 0.0)
         return cls(
-            victim=victim,
-            suspects=suspects,
-            cost=cost,
-            cut=cut,
+            activity=activity,
+            known=known,
+            coverage=min(victim_coverage, there),
+            overlap=int((alive & design.rows).sum()),
+            suspect_coverage=there,
+            low=float(low),
+            high=float(high),
+            episodes=episodes(seen),
+        )
+
+    @property
+    def swing(self) -> float:
+        return self.high - self.low
+
+    @property
+    def needed_swing(self) -> float:
+        return max(_MIN_SWING, _MIN_RELATIVE_SWING * self.high)
+
+    def objection(self, coverage_floor: float) -> tuple[str, str] | None:
+        """Say why this cannot be tested and what would help, or None."""
+        if self.overlap < MIN_SAMPLES:
+            return f"the two shared the card for {self.overlap} samples", "a longer time together"
+        if self.suspect_coverage < coverage_floor:
+            return f"only {self.suspect_coverage:.0%} of the suspect's samples are there", "a source without gaps"
+        if self.swing < self.needed_swing:
+            reason = f"the suspect hardly varies (between {self.low:.0%} and {self.high:.0%} of the card)"
+            return reason, "a time in which the suspect stops, or a short throttle of it"
+        if self.episodes < 2:
+            reason = "the suspect rose only once: it would rest on a single event"
+            return reason, "a second start of the suspect, or a short throttle of it"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Regression:
+    """Residuals of one pair after all controls, and the same filtered by the victim's noise model."""
+
+    rows: Bools
+    outcome: Floats
+    shapes: list[Floats]
+    phi: Floats
+    noise: Floats
+    ranked: Floats
+    filtered: tuple[Floats, ...]
+    regress: Residualiser
+    dimensions: int
+
+    @classmethod
+    def of(cls, design: Design, suspect: Lane, twins: list[Lane], meeting: _Meeting) -> _Regression:
+        others, rows = design.others(suspect, twins)
+        second = Projection(design.base.residual(others, rows))
+        outcome = second.residual(design.base.residual(design.outcome, rows), rows)
+        regress = Residualiser(design.base, others)
+        smooth = fill(meeting.activity)
+        shapes = [
+            regress(np.where(meeting.known, smooth if span == 1 else ewma(smooth, span), np.nan)) for span in _SPANS
+        ]
+        order = ar_order(1.0 - float(rows.mean()))
+        phi = fit_ar(outcome, min(1, order) if rows.sum() < SHIFT_SAMPLES else order)
+        noise = whiten(outcome, phi)
+        return cls(
+            rows=rows,
             outcome=outcome,
-            rows=np.isfinite(outcome),
-            controls=whole,
-            base=Projection(whole.columns),
-            neighbours=neighbours,
-            brief=brief,
-            replicas=_replicas(victim, cost, place.elsewhere, cut),
+            shapes=shapes,
+            phi=phi,
+            noise=noise,
+            ranked=rank_normal(noise),
+            filtered=tuple(whiten(shape, phi) for shape in shapes),
+            regress=regress,
+            dimensions=design.base.rank(rows) + second.rank(rows) + phi.size,
         )
 
-    def others(self, suspect: Lane, twins: list[Lane]) -> tuple[Floats, Bools]:
-        """Columns of the co-runners other than `suspect` (and its twins) and of replicas where it is not near.
-
-        With them come the rows on which all of it is known: where the replicas are silent they control nothing.
-        """
-        own = {lane.slices[-1] for lane in (suspect, *twins)}
-        columns = [values for name, values in self.neighbours.items() if name not in own]
-        brief = self.brief
-        for lane in (suspect, *twins):
-            if lane.slices[-1] not in self.neighbours and lane.activity is not None:
-                brief = brief - neighbour_columns(lane)[self.cut]
-        columns.append(brief)
-        apart = [cost for names, cost in self.replicas if not names & {suspect.workload, *(t.workload for t in twins)}]
-        rows = self.rows
-        for cost in apart:
-            both = rows & np.isfinite(cost)
-            if both.sum() > 0.5 * self.rows.sum():
-                rows = both
-                columns.append(fill(cost)[:, None])
-        return np.column_stack(columns), rows
+    def test(self) -> ShiftTest | None:
+        """Test the pair; None where the controls leave too few degrees of freedom."""
+        if self.rows.sum() >= SHIFT_SAMPLES:
+            return shift_test(self.ranked, self.filtered)
+        left = int((np.isfinite(self.noise) & np.isfinite(self.filtered[0])).sum()) - self.dimensions
+        return short_test(self.noise, self.filtered, self.dimensions) if left >= _MIN_FREEDOM else None
 
 
-def _replicas(
-    victim: Lane, cost: Signal, elsewhere: tuple[Card, ...], cut: slice
-) -> list[tuple[frozenset[str], Floats]]:
-    """Find the victim's replicas on other cards that tell the same signal for most of the stretch."""
-    result = []
-    for card in elsewhere:
-        names = frozenset(lane.workload for lane in card.lanes)
-        for lane in card.lanes:
-            same = (lane.tenant, lane.workload) == (victim.tenant, victim.workload)
-            if same and victim.workload not in ("", UNKNOWN) and lane.cost is not None and lane.cost.name == cost.name:
-                result.append((names, lane.cost.values[cut]))
-    return result
-
-
-def _measure_pair(card: Card, bench: _Bench, suspect: Lane, place: _Place, victim_coverage: float) -> PairMeasure:
-    victim = bench.victim
-
-    def untested(reason: str, needs: str, **rest: float) -> PairMeasure:
-        return _row(card, victim, suspect, place, untested=reason, needs=needs, cost=bench.cost.name, **rest)
-
+def _measure_pair(card: Card, design: Design, suspect: Lane, place: _Place, victim_coverage: float) -> PairMeasure:
+    blank = _row(card, design.victim, suspect, place, cost=design.cost.name, cost_trust=design.cost.trust)
     if suspect.activity is None:
-        return untested("nothing tells the suspect's activity", "activity of the suspect's slice")
-    activity = suspect.activity.values[bench.cut]
-    known = np.isfinite(activity)
-    together = known & bench.rows & (activity > 0)
-    alive = np.zeros(bench.outcome.size, dtype=bool)
-    for first, last in suspect.lives:
-        alive[max(first - bench.cut.start, 0) : max(last + 1 - bench.cut.start, 0)] = True
-    suspect_coverage = float(known[alive].mean()) if alive.any() else 0.0
-    coverage = min(victim_coverage, suspect_coverage)
-    overlap = int((alive & bench.rows).sum())
-    if overlap < MIN_SAMPLES:
-        return untested(f"the two shared the card for {overlap} samples", "a longer time together", coverage=coverage)
-    if suspect_coverage < place.coverage_floor:
-        return untested(
-            f"only {suspect_coverage:.0%} of the suspect's samples are there",
-            "a source without gaps",
-            coverage=coverage,
-        )
-    low, high = np.quantile(activity[known & bench.rows], [0.02, 0.98]) if (known & bench.rows).any() else (0.0, 0.0)
-    swing = float(high - low)
-    needed = max(_MIN_SWING, _MIN_RELATIVE_SWING * float(high))
-    if swing < needed or not together.any():
-        reason = f"the suspect hardly varies (between {low:.0%} and {high:.0%} of the card)"
-        return untested(reason, "a time in which the suspect stops, or a short throttle of it", coverage=coverage)
-
-    starts = episodes(activity[known & bench.rows])
-    if starts < 2:
-        needs = "a second start of the suspect, or a short throttle of it"
-        return untested("the suspect rose only once: it would rest on a single event", needs, coverage=coverage)
-
-    twins = _twins(suspect, bench.suspects, activity, bench.cut)
-    others, rows = bench.others(suspect, twins)
-    others_residual = bench.base.residual(others, rows)
-    second = Projection(others_residual)
-    outcome = second.residual(bench.base.residual(bench.outcome, rows), rows)
-    regress = _Residualiser(bench.base, others)
-    smooth = fill(activity)
-    shapes = [regress(np.where(known, smooth if span == 1 else ewma(smooth, span), np.nan)) for span in _SPANS]
-    kept = float(np.subtract(*np.quantile(shapes[0][known], [0.98, 0.02])))
-    if kept < _KEPT_SWING * needed:
-        reason = "the suspect's activity is all explained by load, hour, clock and other co-runners"
-        return untested(reason, "a change of the suspect at another hour, or a short throttle of it", coverage=coverage)
-
-    short = int(rows.sum()) < SHIFT_SAMPLES
-    missing = 1.0 - float(rows.mean())
-    phi = fit_ar(outcome, min(1, ar_order(missing)) if short else ar_order(missing))
-    noise = whiten(outcome, phi)
-    filtered = tuple(whiten(shape, phi) for shape in shapes)
-    ranked = rank_normal(noise)
-    if short:
-        used = bench.base.rank(rows) + second.rank(rows) + phi.size
-        if int((np.isfinite(noise) & np.isfinite(filtered[0])).sum()) < used + 10:
-            return untested("too few samples beside the controls", "a longer window", coverage=coverage)
-        test = short_test(noise, filtered, used)
-    else:
-        test = shift_test(ranked, filtered)
-    effect, lower, upper = _effect(outcome, shapes[test.shape], test.lag, swing)
-    row = _row(
-        card,
-        victim,
-        suspect,
-        place,
-        cost=bench.cost.name,
-        cost_trust=bench.cost.trust,
+        return replace(blank, untested="nothing tells the suspect's activity", needs="activity of the suspect's slice")
+    meeting = _Meeting.of(design, suspect, suspect.activity.values, victim_coverage)
+    blank = replace(
+        blank,
         activity=suspect.activity.name,
         activity_trust=suspect.activity.trust,
-        samples=float(rows.sum()),
-        coverage=coverage,
-        controls=", ".join((*bench.controls.names, *(["other co-runners"] if others.shape[1] else []))),
-        swing=swing,
-        episodes=float(starts),
+        coverage=meeting.coverage,
+        swing=meeting.swing,
+        episodes=float(meeting.episodes),
+    )
+    objection = meeting.objection(place.coverage_floor)
+    if objection is not None:
+        return replace(blank, untested=objection[0], needs=objection[1])
+    twins = twins_of(suspect, design.suspects, meeting.activity, design.cut)
+    regression = _Regression.of(design, suspect, twins, meeting)
+    kept = float(np.subtract(*np.quantile(regression.shapes[0][meeting.known], [0.98, 0.02])))
+    if kept < _KEPT_SWING * meeting.needed_swing:
+        return replace(
+            blank,
+            untested="the suspect's activity is all explained by load, hour, clock and other co-runners",
+            needs="a change of the suspect at another hour, or a short throttle of it",
+        )
+    test = regression.test()
+    if test is None:
+        return replace(blank, untested="too few samples beside the controls", needs="a longer window")
+    effect, lower, upper = _effect(regression.outcome, regression.shapes[test.shape], test.lag, meeting.swing)
+    row = replace(
+        blank,
+        samples=float(regression.rows.sum()),
+        controls=", ".join((*design.controls.names, "other co-runners")),
         p=test.p,
         z=test.z,
         correlation=test.correlation,
@@ -306,70 +230,68 @@ def _measure_pair(card: Card, bench: _Bench, suspect: Lane, place: _Place, victi
         effect=effect,
         effect_lower=lower,
         effect_upper=upper,
+        twins=", ".join(lane.name for lane in twins),
     )
-    if not test.p < _LOOK_CLOSER:
+    if test.p >= _CLOSE:
         return row
-    winner = shifted(filtered[test.shape], test.lag)
-    shares = partial_r2(ranked, _uses(card, bench, suspect, regress, phi, test))
-    mig = victim.kind == "mig" and suspect.kind == "mig"
+    apart = [suspect, *twins]
+    return _look_closer(row, card, design=design, apart=apart, meeting=meeting, regression=regression, test=test)
+
+
+def _look_closer(
+    row: PairMeasure,
+    card: Card,
+    *,
+    design: Design,
+    apart: list[Lane],
+    meeting: _Meeting,
+    regression: _Regression,
+    test: ShiftTest,
+) -> PairMeasure:
+    """Add direction, influence, rival and channel to a pair that may be significant."""
+    winner = shifted(regression.filtered[test.shape], test.lag)
+    shares = partial_r2(regression.ranked, _uses(card, design, apart[0], regression, test))
+    mig = row.victim_kind == "mig" and row.suspect_kind == "mig"
     # Three standard errors of a correlation, squared: a smaller share is noise.
-    channel, basis = name_channel(shares, mig=mig, floor=9.0 / float(rows.sum()))
-    seen = direction(outcome, shapes[0], np.where(known, activity, np.nan), regress, test.lag)
+    channel, basis = name_channel(shares, mig=mig, floor=9.0 / float(regression.rows.sum()))
+    seen = direction(regression.outcome, regression.shapes[0], meeting.activity, regression.regress, test.lag)
     return replace(
         row,
-        influence_z=influence(ranked, winner),
+        influence_z=influence(regression.ranked, winner),
         **asdict(seen),
-        rival=dominant_rival(ranked, winner, _rivals(card, bench, [suspect, *twins], phi, test)),
+        rival=dominant_rival(regression.ranked, winner, _rivals(card, design, apart, regression, test)),
         channel=channel,
         channel_basis=basis,
-        twins=", ".join(lane.name for lane in twins),
         channel_shares=", ".join(f"{name} {share:.3f}" for name, share in sorted(shares.items())),
     )
 
 
-class _Residualiser:
-    """Takes the controls and the other co-runners out of series that have their own gaps."""
-
-    def __init__(self, base: Projection, others: Floats) -> None:
-        self._base, self._others = base, others
-        self._second: dict[bytes, Projection] = {}
-
-    def __call__(self, values: Floats) -> Floats:
-        rows = np.isfinite(values)
-        key = rows.tobytes()
-        if key not in self._second:
-            self._second[key] = Projection(self._base.residual(self._others, rows))
-        return self._second[key].residual(self._base.residual(values, rows), rows)
-
-
-def _uses(
-    card: Card, bench: _Bench, suspect: Lane, regress: _Residualiser, phi: Floats, test: ShiftTest
-) -> dict[str, Floats]:
+def _uses(card: Card, design: Design, suspect: Lane, regression: _Regression, test: ShiftTest) -> dict[str, Floats]:
     """Return the suspect's use of each resource, filtered and lagged as the winning shape was."""
     uses: dict[str, Floats] = {"sm": suspect.activity.values} if suspect.activity is not None else {}
     uses |= {channel: suspect.pipes[name] for name, channel in PIPE_CHANNELS.items() if name in suspect.pipes}
     uses |= {"pcie": card.pcie, "nvlink": card.nvlink, "host": card.host, "clock": -card.clock}
     result = {}
     for channel, whole in uses.items():
-        values = whole[bench.cut]
+        values = whole[design.cut]
         good = np.isfinite(values)
         if good.sum() < MIN_SAMPLES or np.ptp(values[good]) == 0:
             continue
         span = _SPANS[test.shape]
         shaped = values if span == 1 else np.where(good, ewma(fill(values), span), np.nan)
-        result[channel] = shifted(whiten(regress(shaped), phi), test.lag)
+        result[channel] = shifted(whiten(regression.regress(shaped), regression.phi), test.lag)
     return result
 
 
-def _rivals(card: Card, bench: _Bench, apart: list[Lane], phi: Floats, test: ShiftTest) -> list[Rival]:
+def _rivals(card: Card, design: Design, apart: list[Lane], regression: _Regression, test: ShiftTest) -> list[Rival]:
     """Return co-runners and unattributed activity, free of the controls but not of one another."""
     own = {lane.slices[-1] for lane in apart}
-    whole = {key: columns[:, test.shape] for key, columns in bench.neighbours.items() if key not in own}
-    if np.isfinite(card.unattributed[bench.cut]).mean() > 0.5:
-        whole["activity that no slice accounts for"] = fill(card.unattributed[bench.cut])
-    everywhere = np.ones(bench.outcome.size, dtype=bool)
+    whole = {key: columns[:, test.shape] for key, columns in design.neighbours.items() if key not in own}
+    if np.isfinite(card.unattributed[design.cut]).mean() > 0.5:
+        whole["activity that no slice accounts for"] = fill(card.unattributed[design.cut])
+    everywhere = np.ones(design.outcome.size, dtype=bool)
     return [
-        Rival(key, shifted(whiten(bench.base.residual(values, everywhere), phi), test.lag))
+        Rival(key, shifted(whiten(design.base.residual(values, everywhere), regression.phi), test.lag))
         for key, values in whole.items()
     ]
 
@@ -393,25 +315,6 @@ def _effect(outcome: Floats, regressor: Floats, lag: int, swing: float) -> tuple
         math.expm1(min(s * swing, 50.0)) for s in (slope, slope - 1.96 * error, slope + 1.96 * error)
     )
     return value, lower, upper
-
-
-def _twins(suspect: Lane, lanes: list[Lane], activity: Floats, cut: slice) -> list[Lane]:
-    """Co-runners that move so exactly as the suspect does that nobody can tell their effects apart."""
-    result = []
-    for lane in lanes:
-        if lane is suspect or lane.activity is None or _stay(lane, cut) < _LONG_STAY * activity.size:
-            continue
-        other = lane.activity.values[cut]
-        both = np.isfinite(activity) & np.isfinite(other)
-        u, v = activity[both], other[both]
-        if u.size > MIN_SAMPLES and u.std() > 0 and v.std() > 0 and np.corrcoef(u, v)[0, 1] > _TWIN:
-            result.append(lane)
-    return result
-
-
-def _stay(lane: Lane, cut: slice) -> int:
-    """Samples of a stretch in which a lane was there."""
-    return sum(max(0, min(last + 1, cut.stop) - max(first, cut.start)) for first, last in lane.lives)
 
 
 def _coverage(victim: Lane, cost: Signal) -> float:

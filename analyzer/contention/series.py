@@ -145,7 +145,7 @@ def fill(values: Floats) -> Floats:
     if not good.any():
         return np.zeros_like(values)
     at = np.arange(values.size, dtype=np.float64)
-    return np.interp(at, at[good], values[good])
+    return np.asarray(np.interp(at, at[good], values[good]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +226,9 @@ def _stints(rows: _Rows) -> list[_Stint]:
                 name: np.where(np.isfinite(values), values, late[0].fields[name])
                 for name, values in known[0].fields.items()
             }
-            stints = known
-        result += stints
+            result += known
+        else:
+            result += stints
     return result
 
 
@@ -246,11 +247,9 @@ def _chains(stints: list[_Stint]) -> list[list[_Stint]]:
     for stint in sorted(stints, key=lambda s: (s.span, s.slice, s.tenant, s.workload)):
         for lane in lanes:
             last = lane[-1]
-            same = (last.tenant, last.workload) == (stint.tenant, stint.workload) and stint.workload not in (
-                "",
-                UNKNOWN,
-            )
-            if (same or last.slice == stint.slice and last.workload == stint.workload) and last.span[1] < stint.span[0]:
+            same_holder = (last.tenant, last.workload) == (stint.tenant, stint.workload)
+            named = stint.workload not in ("", UNKNOWN) or last.slice == stint.slice
+            if same_holder and named and last.span[1] < stint.span[0]:
                 lane.append(stint)
                 break
         else:
@@ -262,8 +261,8 @@ def _lane(stints: list[_Stint], kinds: Mapping[tuple[str, str], str], card_seen:
     merged = {name: _merge([s.fields[name] for s in stints]) for name in _SLICE_FIELDS}
     lives = tuple(s.span for s in stints)
     away = card_seen.copy()
-    for first, last in lives:
-        away[first : last + 1] = False
+    for start, end in lives:
+        away[start : end + 1] = False
     activity = None
     for name, trust in _ACTIVITY:
         if np.isfinite(merged[name]).sum() >= MIN_SAMPLES:
@@ -308,7 +307,7 @@ def _unattributed(total: Floats, lanes: tuple[Lane, ...]) -> Floats:
     parts = [lane.activity.values for lane in lanes if lane.activity is not None and lane.activity.trust == 1.0]
     if not parts:
         return np.full_like(total, np.nan)
-    return np.maximum(total - np.nansum(parts, axis=0), 0.0)
+    return np.asarray(np.maximum(total - np.nansum(parts, axis=0), 0.0))
 
 
 def _merge(parts: list[Floats]) -> Floats:
@@ -319,7 +318,7 @@ def _merge(parts: list[Floats]) -> Floats:
 
 
 def _log(values: Floats) -> Floats:
-    return np.log(np.where(values > 0, values, np.nan))
+    return np.asarray(np.log(np.where(values > 0, values, np.nan)))
 
 
 def _facts(partition: Partition, name: str) -> dict[tuple[str, str], str]:

@@ -57,7 +57,7 @@ def masked_correlation(outcome: Floats, regressor: Floats) -> Floats:
     )
     cross, power_y, power_a = fft.irfft(products, n=n, axis=1)
     scale = np.sqrt(np.maximum(power_y, 0.0) * np.maximum(power_a, 0.0))
-    return np.divide(cross, scale, out=np.zeros(n), where=scale > 1e-12)
+    return np.asarray(np.divide(cross, scale, out=np.zeros(n), where=scale > 1e-12))
 
 
 def shift_test(outcome: Floats, shapes: tuple[Floats, ...]) -> ShiftTest:
@@ -85,9 +85,9 @@ def shift_test(outcome: Floats, shapes: tuple[Floats, ...]) -> ShiftTest:
     p = (1.0 + exceeding) / (1.0 + null.size)
     if exceeding < _FEW_EXCEEDING:
         p = min(p, _gumbel_tail(observed, null))
-    shape = max(0, winner - MAX_LAG)
-    lag = winner if shape == 0 else 0
-    return ShiftTest(p, observed, shape, lag, float(plain[shape][lag]))
+    won = max(0, winner - MAX_LAG)
+    lag = winner if won == 0 else 0
+    return ShiftTest(p, observed, won, lag, float(plain[won][lag]))
 
 
 def short_test(outcome: Floats, shapes: tuple[Floats, ...], used_dimensions: int) -> ShiftTest:

@@ -9,21 +9,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from analyzer.contention.channel import CHANNEL_WORDS
-from analyzer.contention.pairs import PairMeasure
+from analyzer.contention.record import PairMeasure
 from analyzer.contention.series import Floats
 from analyzer.findings import Verdict
 
 _LEAD_Z = 4.0  # prewhitened: four standard errors, as the suspect has four chances to follow
-_TIME_Z = 4.0
+_TIME_Z = 5.0
 _SHAPE_Z = 2.0
 _TWO_STATES = 4.0
 _STATE_Z = 3.5
-_STATE_SHARE = 0.5
+_STATE_SHARE = 0.6
 _FORESIGHT_Z = 3.0
 _DOSE_Z = 3.0
+_MEMORY = 0.4
 _TWO_STATES = 4.0
 _STATE_Z = 3.5
-_STATE_SHARE = 0.5
+_STATE_SHARE = 0.6
 _SEPARATED = 0.85
 _CUT = 0.2
 _INFLUENCE_Z = 2.0
@@ -66,29 +67,44 @@ def judge(pair: PairMeasure, q: float, *, fdr: float, effect_floor: float) -> Ju
         return Judgement(Verdict.CANNOT_TELL, pair.untested, (pair.needs,), 0.0)
     if not q <= fdr or math.isnan(pair.influence_z):
         return _nothing_seen(pair)
-    if pair.effect < effect_floor:
-        return _no("the slow-down is below what is worth a word", pair)
-    if pair.lead_z > max(_LEAD_Z, pair.lag_z, pair.same_z):
-        return _no("the suspect follows the victim, not the other way round", pair)
-    if pair.rival:
-        return _no(f"{pair.rival} moves with the suspect and explains it better", pair)
+    refuted = _refutation(pair, effect_floor)
+    if refuted:
+        return _no(refuted, pair)
     if pair.influence_z < _INFLUENCE_Z:
         needs = ("a second start or stop of the suspect", "a short throttle of the suspect")
         return Judgement(Verdict.CANNOT_TELL, "it rests on a single event", needs, 0.0)
+    doubt, reason = _doubt(pair, effect_floor)
+    if doubt:
+        return Judgement(Verdict.SUSPECTED, doubt, (reason, "a short throttle of the suspect"), 0.5 * _trust(pair))
+    return Judgement(Verdict.HOLDS, reason, (), (1.0 - q) * _trust(pair))
+
+
+def _refutation(pair: PairMeasure, effect_floor: float) -> str:
+    """Say what else explains a significant pair, or nothing."""
+    if pair.effect < effect_floor:
+        return "the slow-down is below what is worth a word"
+    if pair.lead_z > max(_LEAD_Z, pair.lag_z, pair.same_z):
+        return "the suspect follows the victim, not the other way round"
+    if pair.rival:
+        return f"{pair.rival} moves with the suspect and explains it better"
+    return ""
+
+
+def _doubt(pair: PairMeasure, effect_floor: float) -> tuple[str, str]:
+    """Return what keeps a pair from holding and what would help, or an empty doubt and why it holds."""
     if not pair.channel:
-        needs = ("PCIe, NVLink and host counters of the card", "a short throttle of the suspect")
-        return Judgement(Verdict.SUSPECTED, "no resource that MIG leaves shared explains it", needs, 0.4 * _trust(pair))
+        return "no resource that MIG leaves shared explains it", "PCIe, NVLink and host counters of the card"
     if pair.twins:
-        reason = f"{pair.twins} runs whenever it runs: which of them does it cannot be told"
-        return Judgement(Verdict.SUSPECTED, reason, ("a short throttle of one of them",), 0.5 * _trust(pair))
+        return (
+            f"{pair.twins} runs whenever it runs: which of them does it cannot be told",
+            "a run of one without the other",
+        )
     forward, reason = _direction(pair)
     if not forward:
-        needs = ("a scheduled start or stop of the suspect", "a short throttle of the suspect")
-        return Judgement(Verdict.SUSPECTED, reason, needs, 0.5 * _trust(pair))
+        return reason, "a scheduled start or stop of the suspect"
     if pair.effect_lower < effect_floor:
-        needs = ("a longer window",)
-        return Judgement(Verdict.SUSPECTED, "the slow-down may be too small to matter", needs, 0.5 * _trust(pair))
-    return Judgement(Verdict.HOLDS, reason, (), (1.0 - q) * _trust(pair))
+        return "the slow-down may be too small to matter", "a longer window"
+    return "", reason
 
 
 def describe(pair: PairMeasure, judgement: Judgement) -> str:
@@ -130,21 +146,32 @@ def _no(reason: str, pair: PairMeasure) -> Judgement:
 
 
 def _direction(pair: PairMeasure) -> tuple[bool, str]:
-    if pair.lag_z > max(_TIME_Z, pair.lead_z) and pair.lag_z > 1.5 * abs(pair.same_z):
+    """Say whether the suspect moves the victim, and by which evidence (or what speaks against it)."""
+    late = pair.lag_z > max(_TIME_Z, pair.lead_z) and pair.lag_z > 1.5 * abs(pair.same_z)
+    if late and pair.lag_seconds > 0:
         return True, "the victim follows the suspect in time"
     if pair.foresight_z > _FORESIGHT_Z:
         return False, "the victim was slow before the suspect rose: the suspect may be reacting to it"
-    by_state = pair.states > _TWO_STATES and pair.state_z > _STATE_Z and pair.state_share > _STATE_SHARE
-    by_shape = pair.shape_z > _SHAPE_Z and pair.own_z > _SHAPE_Z
     if pair.suspect_serves and pair.dose_z < _DOSE_Z:
         return False, "the suspect serves requests, and more of them may come because the victim is slow"
-    if by_state:
-        return True, "the victim slows and recovers as the suspect starts and stops"
-    if by_shape:
-        return True, "the suspect has a rhythm of its own that the victim's noise does not explain"
+    own = _own_rhythm(pair)
+    if own:
+        return True, own
     if pair.shape_z < -_SHAPE_Z:
         return False, "the suspect may be reacting to the victim within the same sample"
     return False, "who moves whom cannot be told within the same sample"
+
+
+def _own_rhythm(pair: PairMeasure) -> str:
+    """Say how the suspect shows a rhythm of its own, or nothing."""
+    if not pair.memory > _MEMORY:
+        return ""
+    shares = _STATE_SHARE <= pair.state_share <= 1.0 / _STATE_SHARE
+    if pair.states > _TWO_STATES and pair.state_z > _STATE_Z and shares:
+        return "the victim slows and recovers as the suspect starts and stops"
+    if min(pair.shape_z, pair.own_z) > _SHAPE_Z:
+        return "the suspect has a rhythm of its own that the victim's noise does not explain"
+    return ""
 
 
 def _trust(pair: PairMeasure) -> float:
