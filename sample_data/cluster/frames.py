@@ -92,7 +92,10 @@ class Frames:
         world = self._world
         observation = world.observation
         assert observation is not None  # noqa: S101 - readings follow a step
-        up = [not self._outages.server_down(i, minute) for i in range(len(world.holders))]
+        up = [
+            holder is not None and holder.started_minute <= minute and not self._outages.server_down(i, minute)
+            for i, holder in enumerate(world.holders)
+        ]
         return np.logical_and(observation.running, up)
 
     def _time_ms(self) -> int:

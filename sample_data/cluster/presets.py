@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from collector.declarations import Objective
+from collector.settings import MappingSettings
 from sample_data.cluster.latency import sojourn
 from sample_data.cluster.spec import (
     A100_40,
@@ -422,3 +423,8 @@ def _node_timeslice(b: _Builder) -> None:
     b.seat(15, "whole", 0, 1.0, memory_gib=34)
     b.plant("faces#0", "pose-train#0")
     b.plant("spell#0", "tab-train#0")
+
+
+def trainer_mapping() -> tuple[MappingSettings, ...]:
+    """Return the `[[mapping]]` rows under which a collector reads the trainers' own metrics."""
+    return (MappingSettings(metric="trainer_step_seconds", measurement="slice", field="step_seconds", counter=True),)

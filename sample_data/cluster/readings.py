@@ -153,22 +153,23 @@ class Instruments:
         """Take up what the last minute did."""
         observation = self._cluster.observation
         assert observation is not None  # noqa: S101 - watch() follows a step
-        self._reset_restarted()
+        self._reset(sorted(self._cluster.restarted))
         self._count(observation)
+        self._reset(self._changed_seats())
         self._readings = self._take(observation)
 
-    def _reset_restarted(self) -> None:
-        """A process that came up anew counts from zero; so does another job in a seat."""
+    def _changed_seats(self) -> list[int]:
+        """Return seats in which another job begins with the next minute."""
         holders = self._cluster.holders
-        fresh = set(self._cluster.restarted)
-        for i in self._cluster.pool.seats:
-            holder = holders[i]
-            pod = holder.pod if holder is not None else ""
-            if pod != self._job[i]:
-                self._job[i] = pod
-                fresh.add(i)
-        if fresh:
-            index = sorted(fresh)
+        pods = {i: holder.pod if (holder := holders[i]) is not None else "" for i in self._cluster.pool.seats}
+        changed = [i for i, pod in pods.items() if pod != self._job[i]]
+        for i in changed:
+            self._job[i] = pods[i]
+        return changed
+
+    def _reset(self, index: list[int]) -> None:
+        """A process that comes up anew counts from zero."""
+        if index:
             for array in (
                 self._hist,
                 self._counts,
