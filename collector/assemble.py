@@ -31,7 +31,6 @@ from collector.queues import QueueBook, read_queues
 from collector.report import Report
 from collector.rows import (
     SLICE_INDEX,
-    SliceTable,
     add_cards,
     add_rows,
     any_value,
@@ -112,7 +111,8 @@ class Assembler:
         self._kube: KubeState | None = None
         self._kube_parts: dict[str, tuple[Arrangement, list[float], list[tuple[str, Series, float]]]] = {}
         self._slices = index_slices(Join([], []), context.cluster, {})
-        self._joined_once = False
+        self._said: object = None
+        self._layouts: tuple[Arrangement, ...] = ()
         self._readers: dict[int, ServerReader] = {}
         self._facts = FactBook(context)
         self._queues = QueueBook()
@@ -135,10 +135,11 @@ class Assembler:
         """
         report = Report(self.context.cluster, now)
         now_ms = int(now.timestamp() * 1000)
-        live, changed = self._take(scrapes, report)
-        plan, fresh = self._plan(live)
+        live = self._take(scrapes, report)
+        changed = self._describe(live)
+        plan = self._plan(live)
         raw = np.array([value for one in live for value in one.body.values], dtype=np.float64)
-        changed |= self._read_kube(live) | _read_facts(live, raw) | fresh
+        changed |= self._read_kube(live) | _read_facts(live, raw)
         numbers = evaluate(plan, self._world.registry, raw, now_ms, self.context.interval_seconds)
         self._report_samples(numbers, report)
         cards = self._present_cards(live)
@@ -146,10 +147,7 @@ class Assembler:
         correct_cards(numbers, cards, self._world.registry, report)
         shown = {one.state.key: (one.layout.uuids, one.scrape.age_seconds) for one in live}
         ages = self._card_watch.observe(cards, numbers, shown, report)
-        changed |= self._card_watch.changed or not self._joined_once
-        if changed:
-            self._slices = self._join(live, cards)
-            self._joined_once = True
+        changed |= self._join(live, cards, again=changed)
         correct_shares(numbers, self._slices.join.slices, report)
         batch = Batch()
         add_cards(batch, cards, numbers, ages, cluster=self.context.cluster, now_ms=now_ms)
@@ -186,10 +184,9 @@ class Assembler:
         self._card_watch.load_json(state.get("cards", {}))
         self._xids.load_json(state.get("xids", {}))
 
-    def _take(self, scrapes: Sequence[Scrape], report: Report) -> tuple[list[_Live], bool]:
+    def _take(self, scrapes: Sequence[Scrape], report: Report) -> list[_Live]:
         """Sort out targets that are down; lay out those whose list of series changed."""
         live: list[_Live] = []
-        changed = False
         offset = 0
         for scrape in scrapes:
             key = target_key(scrape.target)
@@ -198,26 +195,45 @@ class Assembler:
                 memory = self._targets[key] = _Memory(TargetState(scrape.target, self._world))
             up = self._target_watch.observe(scrape.target, scrape.body, scrape.error, report)
             if not up or scrape.body is None:
-                changed |= memory.series is not None
-                memory.series = None
                 continue
             if memory.layout is None or memory.series != scrape.body.series:
                 memory.layout, memory.series = memory.state.arrange(scrape.body.series), scrape.body.series
-                changed = True
             if self._target_watch.same_machine(scrape.target, memory.layout, report):
                 live.append(_Live(memory.state, scrape, scrape.body, memory.layout, offset))
                 offset += len(scrape.body.values)
                 self._target_watch.clock(scrape.target, scrape.body, report)
-                report.reject_all(report.target(scrape.target), memory.layout.rejects)
-        return live, changed
+                if memory.layout.rejects:
+                    report.reject_all(report.target(scrape.target), memory.layout.rejects)
+        return live
 
-    def _plan(self, live: Sequence[_Live]) -> tuple[Plan, bool]:
-        """Return the layout of all targets together, and whether it is a new one."""
+    def _describe(self, live: Sequence[_Live]) -> bool:
+        """Take what the present labels tell of cards; say whether it is anything new."""
+        layouts = tuple(one.layout for one in live)
+        if len(layouts) == len(self._layouts) and all(a is b for a, b in zip(layouts, self._layouts, strict=True)):
+            return False
+        self._layouts = layouts
+        changed = False
+        instances: dict[str, dict[str, str]] = {uuid: {} for layout in layouts for uuid in layout.uuids}
+        for layout in layouts:
+            for uuid, cut in layout.instances.items():
+                instances[uuid].update(cut)
+            for uuid, described in layout.described.items():
+                facts = self._world.cards[uuid].facts
+                changed |= any(facts.get(name) != text for name, text in described.items())
+                facts.update(described)
+        for uuid, cut in instances.items():
+            card = self._world.cards[uuid]
+            changed |= card.instances != cut
+            card.instances = cut
+        return changed
+
+    def _plan(self, live: Sequence[_Live]) -> Plan:
+        """Return the layout of all targets together."""
         key = tuple(one.state.key for one in live)
         layouts = tuple(one.layout for one in live)
         known = self._plans.get(key)
         if known is not None and all(a is b for a, b in zip(known[0], layouts, strict=True)):
-            return known[1], False
+            return known[1]
         if len(self._plans) >= _PLANS_KEPT:
             self._plans.clear()
         instances: dict[int, int] = {}
@@ -233,7 +249,7 @@ class Assembler:
             instances,
         )
         self._plans[key] = (layouts, plan)
-        return plan, True
+        return plan
 
     def _read_kube(self, live: Sequence[_Live]) -> bool:
         """Read kube-state-metrics again where a value or a series changed; say whether it did."""
@@ -256,7 +272,8 @@ class Assembler:
         cards = [self._world.cards[uuid] for uuid in uuids]
         return sorted(cards, key=lambda card: (card.node, card.uuid))
 
-    def _join(self, live: Sequence[_Live], cards: Sequence[Card]) -> SliceTable:
+    def _join(self, live: Sequence[_Live], cards: Sequence[Card], *, again: bool) -> bool:
+        """Join anew where anybody's word about holders changed, or `again`; say whether it was done."""
         world = self._world
         holders: list[Holder] = []
         instance_rows: dict[tuple[str, str], int] = {}
@@ -267,14 +284,18 @@ class Assembler:
             if one.layout.holders_known:
                 holders_known |= one.layout.uuids
             for uuid, instances in one.layout.instances.items():
-                for instance in instances:
-                    profile = world.cards[uuid].instances.get(instance, "")
+                for instance, profile in instances.items():
                     instance_rows[uuid, instance] = world.registry.row(("instance", uuid, instance, profile))
             servers.update((row, world.servers[row]) for row in one.layout.servers)
         # Cards that only a vGPU layer or a bare host's server speaks of have slices too.
         named = {card.uuid: card for card in cards}
         spoken_of = [holder.uuid for holder in holders] + [server.gpu for server in servers.values()]
         named.update((uuid, world.cards[uuid]) for uuid in spoken_of if uuid in world.cards)
+        flapping = self._card_watch.flapping(holders, self._kube)
+        said = (frozenset(holders), instance_rows, servers.keys(), named.keys(), holders_known, flapping)
+        if said == self._said and not again:
+            return False
+        self._said = said
         join = join_slices(
             Claims(
                 cards=list(named.values()),
@@ -284,11 +305,12 @@ class Assembler:
                 kube=self._kube,
                 context=self.context,
                 holders_known=frozenset(holders_known),
-                flapping=self._card_watch.flapping(holders, self._kube),
+                flapping=flapping,
             )
         )
         memory = {card.uuid: self._facts.memory_of(card) for card in named.values()}
-        return index_slices(join, self.context.cluster, memory)
+        self._slices = index_slices(join, self.context.cluster, memory)
+        return True
 
     def _tell(self, now: datetime, cards: Sequence[Card], numbers: Numbers) -> None:
         describe_cards(self._facts, cards, numbers, now)
@@ -384,16 +406,16 @@ class Assembler:
 
 
 def _read_facts(live: Sequence[_Live], raw: Floats) -> bool:
-    """Keep values that are facts of cards; say whether a card's MIG mode changed, which changes its slices."""
-    switched = False
+    """Keep values that are facts of cards; say whether any is new."""
+    changed = False
     for one in live:
         for index, reading in one.layout.facts:
             value = raw[one.offset + index] * reading.scale
             if math.isfinite(value):
                 text = f"{value:.15g}"
-                switched |= reading.name == "mig" and reading.card.facts.get("mig") != text
+                changed |= reading.card.facts.get(reading.name) != text
                 reading.card.facts[reading.name] = text
-    return switched
+    return changed
 
 
 def _xids(live: Sequence[_Live], raw: Floats) -> list[tuple[XidReading, float]]:

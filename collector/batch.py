@@ -113,7 +113,8 @@ def make_rows(
     """
     spec = MEASUREMENTS[measurement]
     missing = [tag for tag in spec.tags if tag not in tags]
-    unknown = [name for name in fields if name not in spec.field_names]
+    known = spec.field_names
+    unknown = [name for name in fields if name not in known]
     if missing or unknown:
         raise ValueError(f"{measurement} rows: expected tags {spec.tags}; missing {missing}, unknown fields {unknown}")
     names = ["time", *spec.tags, *fields]

@@ -77,9 +77,9 @@ class Numbers:
     """
 
     matrix: Floats
-    growth: Floats
-    seconds: Floats
-    levels: Floats
+    growth: list[float]
+    seconds: list[float]
+    levels: list[float]
     invalid: list[tuple[int, str]]
     fallen: Ints
     dead: dict[int, int]
@@ -126,11 +126,9 @@ def lay_out(
     entries, entry_local = np.unique(tables.entry[used], return_inverse=True)
     parts = np.bincount(entry_local, minlength=len(entries))
     expected = np.zeros(len(entries), dtype=np.int64)
-    width = len(FIELDS)
-    for n, entry in enumerate(entries):
-        if tables.entry_strict[entry]:
-            expected[n] = max(parts[n], instances.get(int(tables.entry_cell[entry]) // width, 0))
-    order = sorted(range(len(entries)), key=lambda n: registry.entry_order(int(entries[n])), reverse=True)
+    for n in np.flatnonzero(tables.entry_strict[entries]).tolist():
+        expected[n] = max(parts[n], instances.get(int(tables.entry_cell[entries[n]]) // len(FIELDS), 0))
+    order = np.argsort(tables.entry_rank[entries])
     kinds = tables.kind[used]
     return Plan(
         samples=all_samples,
@@ -144,7 +142,7 @@ def lay_out(
         entries=entries,
         entry_local=entry_local,
         entry_expected=expected,
-        order=np.array([n for n in order if entries[n] != NOWHERE], dtype=np.int64),
+        order=order[entries[order] != NOWHERE],
         tables=tables,
         row_count=len(registry.rows),
     )
@@ -186,7 +184,7 @@ def evaluate(plan: Plan, registry: Registry, raw: Floats, now_ms: int, interval_
         growth[channels], seconds[channels], fallen = grown.increment, grown.seconds, channels[grown.fell]
         result[plan.counters] = _scaled(grown, table, channels, 2 * interval_seconds + 1e-6)
     matrix = _cells(plan, result)
-    return Numbers(matrix, growth, seconds, levels, invalid, fallen, dead)
+    return Numbers(matrix, growth.tolist(), seconds.tolist(), levels.tolist(), invalid, fallen, dead)
 
 
 def _judge(plan: Plan, value: Floats, channel: Ints) -> tuple[Bools, list[tuple[int, str]], dict[int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,23 +63,23 @@ class TargetWatch:
 
     def observe(self, target: TargetSettings, body: Exposition | None, error: str, report: Report) -> bool:
         """Note whether a target answered with an exposition; events tell of a change. Returns whether it did."""
-        subject = report.target(target)
-        memory = self._targets.setdefault(target_key(target), _TargetMemory())
+        key = target_key(target)
+        memory = self._targets.get(key)
+        if memory is None:
+            memory = self._targets[key] = _TargetMemory()
         reason = error
         if body is not None and not reason:
-            counts: dict[str, int] = {}
-            for reject in body.rejects:
-                counts[reject.reason] = counts.get(reject.reason, 0) + 1
-            report.reject_all(subject, counts)
+            if body.rejects:
+                report.reject_all(report.target(target), Counter(reject.reason for reject in body.rejects))
             if not body.series and not body.metadata:
                 reason = body.rejects[0].reason if body.rejects else "the answer is empty"
                 if not body.rejects:
-                    report.reject(subject, "", "empty body")
+                    report.reject(report.target(target), "", "empty body")
         up = not reason
         if memory.up is not False and not up:
-            report.event(subject, "target_down", Severity.ERROR, f"{target.url}: {reason}")
+            report.event(report.target(target), "target_down", Severity.ERROR, f"{target.url}: {reason}")
         if memory.up is False and up:
-            report.event(subject, "target_up", Severity.INFO, f"{target.url} answers again")
+            report.event(report.target(target), "target_up", Severity.INFO, f"{target.url} answers again")
         memory.up = up
         return up
 
@@ -140,7 +141,6 @@ class CardWatch:
         self._context = context
         self._cards: dict[str, _CardMemory] = {}
         self._poll = 0
-        self.changed = False
 
     def observe(
         self,
@@ -158,7 +158,6 @@ class CardWatch:
             report: takes the events and rejects.
         """
         self._poll += 1
-        self.changed = False
         ages: dict[str, float] = {}
         for key, (uuids, age) in targets.items():
             for uuid in uuids:
@@ -212,7 +211,6 @@ class CardWatch:
         memory = self._cards.get(uuid)
         if memory is None:
             memory = self._cards[uuid] = _CardMemory(target, "")
-            self.changed = True
         if memory.lost:
             subject = Subject("gpu", report.cluster, memory.node, uuid)
             report.event(subject, "card_returned", Severity.INFO, f"{uuid} has samples again")

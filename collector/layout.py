@@ -49,6 +49,7 @@ class Tables:
     counter: Ints
     entry_cell: Ints
     entry_strict: NDArray[np.bool_]
+    entry_rank: Ints  # the greatest is preferred
 
 
 @dataclass(slots=True)
@@ -179,10 +180,6 @@ class Registry:
         self._tables = None
         return number
 
-    def entry_order(self, entry: int) -> tuple[int, int, str]:
-        """Return the preference of an entry; the least wins."""
-        return self._entries[entry].order
-
     @property
     def size(self) -> int:
         """How many channels there are."""
@@ -206,8 +203,15 @@ class Registry:
                 counter=np.array([x.counter for x in c], dtype=np.int64),
                 entry_cell=np.array([x.row * len(FIELDS) + x.field for x in e], dtype=np.int64),
                 entry_strict=np.array([x.strict for x in e]),
+                entry_rank=_ranks([x.order for x in e]),
             )
         return self._tables
+
+
+def _ranks(orders: list[tuple[int, int, str]]) -> Ints:
+    ranks = np.empty(len(orders), dtype=np.int64)
+    ranks[sorted(range(len(orders)), key=orders.__getitem__, reverse=True)] = np.arange(len(orders))
+    return ranks
 
 
 def _channel_kind(mapped: MappedMetric, spec: Field, *, held: bool) -> int:

@@ -37,10 +37,20 @@ class GpuRequest:
 
 
 @dataclass(slots=True)
+class _KnownPod:
+    """What was worked out of a pod as it was last read."""
+
+    pod: Pod
+    request: GpuRequest
+    tenant: str
+
+
+@dataclass(slots=True)
 class QueueBook:
     """What is remembered of pods between cycles: facts already told, who waited, since when."""
 
     told: dict[str, str] = field(default_factory=dict)
+    known: dict[str, _KnownPod] = field(default_factory=dict)
     waiting: dict[str, float] = field(default_factory=dict)  # pod -> created, seconds
     seen: set[str] = field(default_factory=set)
     out_of_memory: dict[str, set[str]] = field(default_factory=dict)
@@ -123,11 +133,14 @@ class _Reading:
 
     def pod(self, key: str, pod: Pod) -> None:
         """Tell a living pod's facts and count it in its queue."""
-        request = gpu_request(pod)
-        tenant, workload, _ = owner_of(pod.namespace, pod.name, self.kube, self.context)
+        known = self.book.known.get(key)
+        if known is None or known.pod is not pod:
+            tenant, workload, _ = owner_of(pod.namespace, pod.name, self.kube, self.context)
+            known = self.book.known[key] = _KnownPod(pod, gpu_request(pod), tenant)
+            self._tell(key, pod, known.request, tenant, workload)
+        request = known.request
         created = self.now.timestamp() if pod.created is None else pod.created
-        self._tell(key, pod, request, tenant, workload)
-        queue = self.queue(pod.pool, tenant)
+        queue = self.queue(pod.pool, known.tenant)
         if pod.bound:
             queue.allocated += request.card_equivalents
             self._admit(key, pod, created, queue)
@@ -174,6 +187,7 @@ class _Reading:
 
     def end(self, key: str, pod: Pod | None) -> None:
         """End a pod's facts: when it was completed, else now."""
+        self.book.known.pop(key, None)
         subject = Subject("pod", self.context.cluster, object=key)
         completed = pod.completed if pod is not None else None
         at = self.now if completed is None else datetime.fromtimestamp(completed, UTC)

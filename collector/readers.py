@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from collector.exposition import Series
+from collector.gpu_models import gpu_model, slice_share
 from collector.mappings import ExporterMapping, MappedMetric
 from collector.settings import TargetSettings
 from collector.slots import (
@@ -19,7 +20,6 @@ from collector.slots import (
     Slot,
     World,
     XidReading,
-    instance_share,
     pick,
     target_key,
 )
@@ -38,6 +38,12 @@ _PER_PROCESS_FIELDS = frozenset(("busy_ratio", "memory_used_bytes"))
 SUMMED_OVER_INSTANCES = _COMPUTE_RATIOS | {"dram_active_ratio", "memory_used_bytes"}
 
 
+_DESCRIBED = (
+    ("driver_version", "DCGM_FI_DRIVER_VERSION"),
+    ("driver_version", "driver_version"),
+    ("pci_bus_id", "pci_bus_id"),
+    ("serial", "DCGM_FI_DEV_SERIAL"),
+)
 _PART_NUMBER = {"": 0, "bucket": 1, "sum": 2, "count": 3}
 
 
@@ -66,6 +72,7 @@ class SeriesReader:
         slot = Slot()
         for mapped in self._world.table.find(series.name, series.labels):
             self._readers[mapped.exporter.subject](series, mapped, slot)
+        slot.plain = all(part.rank == 0 and not part.labelled for part in slot.parts)
         return slot
 
     def _order(self, mapped: MappedMetric, shift: int = 0) -> tuple[int, int]:
@@ -82,16 +89,18 @@ class SeriesReader:
         if _foreign_partition(labels):
             return
         card = world.card(uuid, node, exporter.preference, assumed=assumed)
-        _describe(card, labels, exporter)
+        card.model = card.model or pick(labels, exporter.model)
+        card.ordinal = card.ordinal or pick(labels, exporter.index)
+        slot.described = tuple((fact, labels[label]) for fact, label in _DESCRIBED if labels.get(label))
         slot.card, slot.uuid, slot.index = card.number, uuid, pick(labels, exporter.index)
         slot.hostname = "" if self._target.node else pick(labels, exporter.node)
         instance = slot.instance = labels.get("GPU_I_ID", "")
-        if instance:
-            card.instances[instance] = labels.get("GPU_I_PROFILE", "")
+        slot.profile = labels.get("GPU_I_PROFILE", "") if instance else ""
         namespace, pod, container = _holder_names(labels, exporter)
         labelled = bool(pod) and not instance
         if pod:
-            slot.holder = Holder(uuid, instance, namespace, pod, container, "vgpu" in labels, "device", node=node)
+            said = Holder(uuid, instance, namespace, pod, container, "device", "vgpu" in labels, node=node)
+            slot.holder = world.holder(said)
         if metric.measurement == "event":
             text = labels.get("err_msg", "")
             slot.xid = XidReading(uuid, instance, metric.nature, labels.get("xid", ""), text)
@@ -113,7 +122,7 @@ class SeriesReader:
         if instance and metric.mig == "absent":
             return
         if instance and metric.mig == "instance":
-            part.channels = self._instance_channels(mapped, card, instance)
+            part.channels = self._instance_channels(mapped, card, instance, slot.profile)
             part.device_key = None
         else:
             entry = world.registry.entry(self._key, card.row, metric.field, self._order(mapped))
@@ -125,15 +134,14 @@ class SeriesReader:
             row = world.registry.row(("container", uuid, namespace, pod, container))
             entry = world.registry.entry(self._key, row, metric.field, self._order(mapped))
             part.own = (world.registry.channel(self._key, row, mapped, entry=entry, field_name=metric.field),)
-            slot.holder = Holder(uuid, "", namespace, pod, container, True, "device", row=row, node=node)  # noqa: FBT003
+            slot.holder = world.holder(Holder(uuid, "", namespace, pod, container, "device", row=row, node=node))
         slot.parts.append(part)
 
-    def _instance_channels(self, mapped: MappedMetric, card: Card, instance: str) -> tuple[int, ...]:
+    def _instance_channels(self, mapped: MappedMetric, card: Card, instance: str, profile: str) -> tuple[int, ...]:
         """Return the instance's own channel and, for what adds up, its part of the whole card."""
         registry, name = self._world.registry, mapped.row.field
-        profile = card.instances[instance]
         row = registry.row(("instance", card.uuid, instance, profile))
-        share = instance_share(card, instance)
+        share = slice_share(gpu_model(card.model) if card.model else None, profile)
         factor = 1.0
         if name in _COMPUTE_RATIOS:
             factor = share.compute if share else math.nan
@@ -161,7 +169,8 @@ class SeriesReader:
         place = pick(labels, exporter.index)
         node = self._node(labels, exporter)
         self._world.card(uuid, node, exporter.preference, assumed=False)
-        slot.holder = Holder(uuid, "", namespace, pod, container, True, "container", place, row, node)  # noqa: FBT003
+        said = Holder(uuid, "", namespace, pod, container, "container", place=place, row=row, node=node)
+        slot.holder = self._world.holder(said)
         self._simple_part(mapped, slot, row)
 
     def _allocation(self, series: Series, mapped: MappedMetric, slot: Slot) -> None:
@@ -174,7 +183,8 @@ class SeriesReader:
         row = registry.row(("allocation", uuid, namespace, pod, container))
         node = pick(labels, exporter.node)
         self._world.card(uuid, node, exporter.preference, assumed=False)
-        slot.holder = Holder(uuid, "", namespace, pod, container, True, "allocation", row=row, node=node)  # noqa: FBT003
+        said = Holder(uuid, "", namespace, pod, container, "allocation", row=row, node=node)
+        slot.holder = self._world.holder(said)
         self._simple_part(mapped, slot, row)
 
     def _simple_part(self, mapped: MappedMetric, slot: Slot, row: int) -> None:
@@ -270,23 +280,6 @@ def _foreign_partition(labels: Mapping[str, str]) -> bool:
     """Say whether it is an AMD partition other than the first: those repeat or zero the card's sensors."""
     partition = labels.get("gpu_partition_id", "0")
     return partition not in _NO_PARTITION and partition != "0"
-
-
-def _describe(card: Card, labels: Mapping[str, str], exporter: ExporterMapping) -> None:
-    model = pick(labels, exporter.model)
-    if model and not card.model:
-        card.model = model
-    index = pick(labels, exporter.index)
-    if index and not card.ordinal:
-        card.ordinal = index
-    for fact, label in (
-        ("driver_version", "DCGM_FI_DRIVER_VERSION"),
-        ("driver_version", "driver_version"),
-        ("pci_bus_id", "pci_bus_id"),
-        ("serial", "DCGM_FI_DEV_SERIAL"),
-    ):
-        if labels.get(label):
-            card.facts[fact] = labels[label]
 
 
 def _holder_names(labels: Mapping[str, str], exporter: ExporterMapping) -> tuple[str, str, str]:

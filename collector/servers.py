@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-import numpy as np
-from numpy.typing import NDArray
 
 from collector.cycle import Numbers
 from collector.declarations import Objective
 from collector.latency import histogram_quantile, requests_within
 from collector.slots import ServerChannels
-
-Floats = NDArray[np.float64]
 
 _QUANTILES = {"latency_p50_seconds": 0.5, "latency_p99_seconds": 0.99, "latency_p999_seconds": 0.999}
 _BY_DEFAULT = ("e2e", "ttft", "inter_token", "queue")
@@ -31,10 +25,10 @@ class ServerReading:
 
 @dataclass(slots=True)
 class ServerReader:
-    """Reads one server's channels cycle by cycle; channels that are laid out as arrays once."""
+    """Reads one server's channels cycle by cycle."""
 
     server: ServerChannels
-    _grids: dict[str, tuple[int, list[float], NDArray[np.int64]]] = field(default_factory=dict)
+    _grids: dict[str, tuple[int, list[float], list[list[int]]]] = field(default_factory=dict)
 
     def read(self, numbers: Numbers, objective: Objective | None, interval_seconds: float) -> ServerReading:
         """Return what one interval showed.
@@ -55,14 +49,13 @@ class ServerReader:
             for name, quantile in _QUANTILES.items():
                 channel = self.server.summaries[quantity].get(quantile)
                 if channel is not None:
-                    reading.values[name] = float(numbers.levels[channel])
+                    reading.values[name] = numbers.levels[channel]
             return reading
-        bounds, grid = self._grid(quantity)
-        parts = growth[grid]
-        elapsed = float(np.nanmax(seconds[grid])) if np.isfinite(seconds[grid]).any() else math.nan
-        if np.isnan(parts).all() or not 0 < elapsed <= 2 * interval_seconds + 1e-6:
+        bounds, columns = self._grid(quantity)
+        elapsed = max((seconds[channel] for channel in columns[-1]), default=math.nan)
+        cumulative = _cumulative(columns, growth)
+        if not cumulative or not 0 < elapsed <= 2 * interval_seconds + 1e-6:
             return reading
-        cumulative = np.maximum.accumulate(np.nansum(parts, axis=0)).tolist()
         for name, quantile in _QUANTILES.items():
             reading.values[name] = histogram_quantile(bounds, cumulative, quantile)
         reading.values["requests_per_second"] = cumulative[-1] / elapsed
@@ -71,17 +64,14 @@ class ServerReader:
             reading.values["within_objective_per_second"] = within / elapsed
         return reading
 
-    def _steps(self, values: dict[str, float], growth: Floats) -> None:
-        if not self.server.step_counts or not self.server.step_sums:
+    def _steps(self, values: dict[str, float], growth: list[float]) -> None:
+        counts = [growth[n] for n in self.server.step_counts if not math.isnan(growth[n])]
+        if not counts or not self.server.step_sums:
             return
-        counts = growth[self.server.step_counts]
-        if np.isnan(counts).all():
-            return
-        count = float(np.nansum(counts))
-        values["steps_count"] = count
-        total = float(np.nansum(growth[self.server.step_sums])) * self.server.step_scale
+        count = values["steps_count"] = sum(counts)
         if count > 0:
-            values["step_seconds"] = total / count
+            total = sum(growth[n] for n in self.server.step_sums if not math.isnan(growth[n]))
+            values["step_seconds"] = total * self.server.step_scale / count
 
     def _choose(self, wanted: str) -> tuple[str, bool]:
         """Return the quantity to use; a first response stands in for the whole request where nothing else is there."""
@@ -92,15 +82,28 @@ class ServerReader:
             return ("ttft", True) if wanted == "e2e" and "ttft" in there else ("", False)
         return next((quantity for quantity in _BY_DEFAULT if quantity in there), ""), False
 
-    def _grid(self, quantity: str) -> tuple[list[float], NDArray[np.int64]]:
-        """Return ascending bounds and the channels as parts x bounds, filled up with channel 0, which is always NaN."""
-        buckets: Mapping[float, list[int]] = self.server.buckets[quantity]
+    def _grid(self, quantity: str) -> tuple[list[float], list[list[int]]]:
+        """Return ascending bounds and the channels of each."""
+        buckets = self.server.buckets[quantity]
         size = sum(len(channels) for channels in buckets.values())
         known = self._grids.get(quantity)
         if known is None or known[0] != size:
             bounds = sorted(buckets)
-            grid = np.zeros((max(len(channels) for channels in buckets.values()), len(bounds)), dtype=np.int64)
-            for column, bound in enumerate(bounds):
-                grid[: len(buckets[bound]), column] = buckets[bound]
-            known = self._grids[quantity] = (size, bounds, grid)
+            known = self._grids[quantity] = (size, bounds, [buckets[bound] for bound in bounds])
         return known[1], known[2]
+
+
+def _cumulative(columns: list[list[int]], growth: list[float]) -> list[float]:
+    """Return the interval's requests at or below each bound, never falling; empty where no part is known."""
+    result: list[float] = []
+    known, before = False, 0.0
+    for channels in columns:
+        total = 0.0
+        for channel in channels:
+            increment = growth[channel]
+            if not math.isnan(increment):
+                total += increment
+                known = True
+        before = max(total, before)
+        result.append(before)
+    return result if known else []

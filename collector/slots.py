@@ -27,17 +27,17 @@ class Card:
     preference: int = 10**6
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Holder:
-    """Somebody who holds a card, an instance or a share, as one exporter says."""
+    """Somebody who holds a card, an instance or a share, as one exporter says. `World.holder` gives one object each."""
 
     uuid: str
     instance: str
     namespace: str
     pod: str
     container: str
-    shared: bool  # one of several by the exporter's own word
     origin: str  # device, container (a vGPU layer's monitor) or allocation (its scheduler)
+    shared: bool = True  # one of several by the exporter's own word
     place: str = ""
     row: int = NOWHERE
     node: str = ""
@@ -88,9 +88,12 @@ class Slot:
     reject: str = ""
     hostname: str = ""
     server: int = NOWHERE
+    plain: bool = True  # its channels depend on no other series of the target
     uuid: str = ""
     index: str = ""
     instance: str = ""
+    profile: str = ""
+    described: tuple[tuple[str, str], ...] = ()  # facts of the card that the labels tell
 
 
 @dataclass(slots=True)
@@ -120,6 +123,12 @@ class World:
     card_list: list[Card] = field(default_factory=list)
     servers: dict[int, ServerChannels] = field(default_factory=dict)
     metric_numbers: dict[int, int] = field(default_factory=dict)
+    _holders: dict[tuple[object, ...], Holder] = field(default_factory=dict)
+
+    def holder(self, holder: Holder) -> Holder:
+        """Return the one object for this holder."""
+        names = (holder.uuid, holder.instance, holder.namespace, holder.pod, holder.container, holder.origin)
+        return self._holders.setdefault((*names, holder.shared, holder.place, holder.row, holder.node), holder)
 
     def metric_number(self, mapped: MappedMetric) -> int:
         """Return a number for a row of the mapping table, in the order of first use of its exporter."""

@@ -172,6 +172,21 @@ def test_after_a_recut_the_same_number_is_another_instance(cycles: Cycles) -> No
     assert cycles.facts("profile") == {"gi1": "4g.20gb"}
 
 
+def test_a_card_that_is_cut_and_made_whole_again_is_read_as_what_it_is(cycles: Cycles) -> None:
+    whole = dcgm("DCGM_FI_DEV_GPU_UTIL", 50) + dcgm("DCGM_FI_PROF_SM_ACTIVE", 0.4)
+    first, second = (dcgm("DCGM_FI_PROF_SM_ACTIVE", 0.5, gi="1", profile=p) for p in ("1g.5gb", "4g.20gb"))
+    seen = []
+    for text in (whole, first, second, first, whole):
+        cycles.poll(text)
+        row = cycles.frame("gpu").loc["GPU-0"]
+        seen.append((float(row["sm_active_ratio"]), row.get("busy_ratio")))
+        kinds = {name: kind for name, kind in cycles.facts("kind").items() if kind}
+        assert kinds in ({"whole": "whole"}, {"gi1": "mig"}, {})
+    small, large = 0.5 * 14 / 108, 0.5 * 56 / 108
+    assert [value for value, _ in seen] == pytest.approx([0.4, small, large, small, 0.4])
+    assert [busy for _, busy in seen] == [0.5, None, None, None, 0.5]
+
+
 def test_instances_that_go_end_their_facts(cycles: Cycles) -> None:
     cycles.poll(mig_text())
     cycles.poll(dcgm("DCGM_FI_DEV_FB_USED", 1, gi="1", profile="2g.10gb"))
