@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from collector.batch import Batch, Severity, Subject
 from collector.counters import CounterBook
-from collector.cycle import Numbers, Plan, correct_cards, correct_shares, evaluate, lay_out
+from collector.cycle import Numbers, Plan, check_profiles, correct_cards, correct_shares, evaluate, lay_out
 from collector.exposition import Exposition, Series
 from collector.facts import FactBook, describe_cards, describe_pods, describe_slices
 from collector.health import CardWatch, TargetWatch, XidWatch
@@ -154,6 +154,7 @@ class Assembler:
         self._release(batch)
         self._add_slices(now, numbers, ages, batch)
         if changed:
+            check_profiles(numbers, self._slices.join.slices, report)
             self._tell(now, cards, numbers)
         facts, events, rejects = self._facts.drain()
         if self._kube is not None:
@@ -175,6 +176,7 @@ class Assembler:
             "targets": self._target_watch.to_json(),
             "cards": self._card_watch.to_json(),
             "xids": self._xids.to_json(),
+            "facts": self._facts.to_json(),
         }
 
     def import_state(self, state: Mapping[str, Any]) -> None:
@@ -183,6 +185,7 @@ class Assembler:
         self._target_watch.load_json(state.get("targets", {}))
         self._card_watch.load_json(state.get("cards", {}))
         self._xids.load_json(state.get("xids", {}))
+        self._facts.load_json(state.get("facts", {}))
 
     def _take(self, scrapes: Sequence[Scrape], report: Report) -> list[_Live]:
         """Sort out targets that are down; lay out those whose list of series changed."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector.counters import Growth
-from collector.gpu_models import gpu_model
+from collector.gpu_models import gpu_model, profile_bytes
 from collector.join import SliceRow
 from collector.layout import FIELD_INDEX, FIELDS, GAUGE, INCREMENT, NOWHERE, RATE, Registry, Tables
 from collector.report import Report
@@ -310,3 +310,16 @@ def correct_shares(numbers: Numbers, slices: Sequence[SliceRow], report: Report)
                 reason, matrix[share.base, _BUSY] = "zero_while_busy", np.nan
             if reason:
                 report.reject(report.share(share), "busy_ratio", reason)
+
+
+def check_profiles(numbers: Numbers, slices: Sequence[SliceRow], report: Report) -> None:
+    """Count MIG instances whose memory is not what their profile's name says: the label is wrong."""
+    cut = [share for share in slices if share.kind == "mig"]
+    if not cut:
+        return
+    memory = numbers.instance_memory(np.array([share.base for share in cut], dtype=np.int64))
+    for share, measured in zip(cut, memory.tolist(), strict=True):
+        named = profile_bytes(share.profile)
+        # Profiles of one name differ by a tenth from what they hold; another profile differs by far more.
+        if named and (measured < 0.75 * named or measured > 1.15 * named):
+            report.reject(report.share(share), "profile", "profile_mismatch")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from datetime import datetime
+from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
@@ -130,6 +132,19 @@ class FactBook:
                 self.tell(subject, name, value, at, provenance)
         self._slices = dict(slices)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return what was told, so that a later start can end it and notice what changed meanwhile."""
+        told = [[*astuple(subject), name, value] for (subject, name), value in self._told.items()]
+        slices = [[*astuple(subject), list(values)] for subject, values in self._slices.items()]
+        return {"told": told, "slices": slices}
+
+    def load_json(self, state: Mapping[str, Any]) -> None:
+        """Go on from `to_json`."""
+        for *parts, name, value in state.get("told", ()):
+            self._told[Subject(*parts), name] = value
+        for *parts, names in state.get("slices", ()):
+            self._slices[Subject(*parts)] = dict.fromkeys(names, ("", "measured"))
+
     @property
     def context(self) -> SourceContext:
         """The configuration that facts are told under."""
@@ -190,6 +205,7 @@ def describe_slices(book: FactBook, slices: Sequence[SliceRow], kube: KubeState 
             ("pod", share.pod_key),
             ("container", share.container),
             ("ordinal", share.ordinal),
+            ("replica", share.replica),
         ):
             if text:
                 values[name] = (text, "measured")

@@ -110,5 +110,11 @@ def slice_share(model: GpuModel | None, profile: str) -> SliceShare | None:
     return SliceShare(compute, memory, estimated=True)
 
 
+def profile_bytes(profile: str) -> float:
+    """Return the memory that a MIG profile's name says, in bytes; 0 for a text that is no profile."""
+    match = _PROFILE.match(profile)
+    return float(int(match.group(3)) * 2**30) if match else 0.0
+
+
 def _plain(name: str) -> str:
     return re.sub(r"[\s_-]+", "-", _VENDOR.sub("", name.strip())).lower()

@@ -42,6 +42,7 @@ class SliceRow:
     waiting: bool = False  # the pod is not known to Kubernetes yet: the row waits one interval for its holder
     estimated_kind: bool = False
     ordinal: str = ""
+    replica: str = ""  # the slice, on another card, that has this pod's application fields
 
     @property
     def pod_key(self) -> str:
@@ -254,6 +255,9 @@ def _seat_servers(slices: Sequence[SliceRow], servers: Sequence[ServerChannels])
         if own:
             first = min(own, key=lambda share: (share.place, _number(share.card.ordinal), share.card.uuid, share.slice))
             first.servers.append(server)
+            for share in own:
+                if share is not first:
+                    share.replica = f"{first.card.uuid}/{first.slice}"
         else:
             homeless.append(server)
     return homeless

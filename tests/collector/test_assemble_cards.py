@@ -187,6 +187,13 @@ def test_a_card_that_is_cut_and_made_whole_again_is_read_as_what_it_is(cycles: C
     assert [busy for _, busy in seen] == [0.5, None, None, None, 0.5]
 
 
+@pytest.mark.parametrize(("profile", "wrong"), [("1g.5gb", False), ("2g.10gb", True), ("1g.3gb", True), ("odd", False)])
+def test_a_profile_that_does_not_fit_the_instances_memory_is_counted(cycles: Cycles, profile: str, wrong: bool) -> None:
+    here = {"gi": "1", "profile": profile}
+    cycles.poll(dcgm("DCGM_FI_DEV_FB_USED", 4384, **here) + dcgm("DCGM_FI_DEV_FB_FREE", 480, **here))
+    assert cycles.rejects() == ({("profile", "profile_mismatch"): 1} if wrong else {})
+
+
 def test_instances_that_go_end_their_facts(cycles: Cycles) -> None:
     cycles.poll(mig_text())
     cycles.poll(dcgm("DCGM_FI_DEV_FB_USED", 1, gi="1", profile="2g.10gb"))

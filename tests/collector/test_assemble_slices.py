@@ -430,8 +430,32 @@ def test_a_server_sits_on_its_pods_slice_of_ordinal_0_in_its_container(cycles: C
         for n, container in ((2, "server"), (1, "server"), (0, "side"))
     )
     serving(cycles, [vllm(0, fast=0), vllm(60, fast=0)], card)
+    told = {f.subject.gpu: f.value for f in cycles.batch.facts if f.name == "replica"}
     frame = cycles.frame("slice")
+    assert told == {}  # told in the first cycle
     assert list(frame.loc[frame["requests_per_second"].notna(), "gpu"]) == ["GPU-1"]
+
+
+def test_other_slices_of_a_replica_name_the_one_with_its_application_fields(cycles: Cycles) -> None:
+    card = "".join(
+        dcgm("DCGM_FI_DEV_GPU_UTIL", 50, uuid=f"GPU-{n}", gpu=str(n), **held("llm-0", container="server"))
+        for n in (0, 1)
+    )
+    serving(cycles, [vllm(0, fast=0)], card)
+    told = {f.subject.gpu: f.value for f in cycles.batch.facts if f.name == "replica"}
+    assert told == {"GPU-1": "GPU-0/whole"}
+
+
+def test_slices_that_went_while_the_collector_was_away_end_their_facts(cycles: Cycles) -> None:
+    cycles.poll(dcgm("DCGM_FI_DEV_GPU_UTIL", 5, **held("a")) + dcgm("DCGM_FI_DEV_GPU_UTIL", 5, uuid="GPU-1", gpu="1"))
+    later = type(cycles)(cycles.context)
+    later.assembler.import_state(orjson.loads(orjson.dumps(cycles.assembler.export_state())))
+    later.now = cycles.now
+    later.poll(dcgm("DCGM_FI_DEV_GPU_UTIL", 5, uuid="GPU-1", gpu="1", **held("b")))
+    ended = {(f.subject.gpu, f.name) for f in later.batch.facts if f.value is None}
+    assert {("GPU-0", "kind"), ("GPU-0", "pod"), ("GPU-0", "tenant")} <= ended
+    told = {(f.subject.gpu, f.name) for f in later.batch.facts if f.value is not None}
+    assert ("GPU-1", "model") not in told
 
 
 def test_a_server_whose_pod_holds_nothing_is_counted(cycles: Cycles) -> None:

@@ -138,6 +138,14 @@ def test_values_that_are_not_finite_are_kept_as_written() -> None:
     assert got.values[1:] == [math.inf, -math.inf]
 
 
+def test_a_known_series_without_a_number_is_a_reject() -> None:
+    parser = ExpositionParser()
+    parser.parse("a 1\nb 1\n")
+    got = parser.parse("a ERROR\nb 2\n")
+    assert got.values == [2.0]
+    assert [(reject.line, reject.reason) for reject in got.rejects] == [(1, "value is not a number")]
+
+
 def test_series_that_change_with_every_text_do_not_pile_up() -> None:
     parser = ExpositionParser()
     for n in range(5000):
