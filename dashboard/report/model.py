@@ -1,0 +1,294 @@
+"""What the weekly report says, as data: the JSON report is this, and the others are words made of it.
+
+Amounts stand in the units that their names end with; a ratio is 0..1; NaN is absent (null in JSON), never 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from analyzer.findings import plain
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One term of the ledger: its share of what the level divides, and how many average cards that is."""
+
+    name: str
+    sm_seconds: float
+    ratio: float  # level 1: of capacity; level 2: of what was used
+    cards: float
+
+
+@dataclass(frozen=True, slots=True)
+class HourTerms:
+    """One hour of the fleet: the terms of level 1, and `useful`, as shares of its capacity."""
+
+    start: datetime
+    ratios: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class TenantUse:
+    """What was used, wasted and spent in a tenant's name; the ratios are of the fleet's capacity."""
+
+    tenant: str
+    used_ratio: float
+    useful_ratio: float
+    reserved_ratio: float
+    wasted_ratio: float
+    wasted_card_hours: float
+    energy_joules: float
+    cost: float  # of what was used, reserved and wasted; NaN where no price is configured
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerPart:
+    """Where the capacity of all cards went; both levels sum to what they divide."""
+
+    cards: int
+    hours: float
+    capacity_sm_seconds: float
+    used_sm_seconds: float
+    level_1: tuple[Term, ...]
+    level_2: tuple[Term, ...]
+    by_hour: tuple[HourTerms, ...]
+    tenants: tuple[TenantUse, ...]
+    price: float  # of all cards over the window; NaN where a card has no price
+    currency: str
+    assumed_sm_count: tuple[str, ...]
+    estimated_quota: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """An online service: how often it kept its promise, counted over windows of the objective's own length."""
+
+    tenant: str
+    workload: str
+    quantity: str
+    share: float
+    bound_seconds: float
+    window_seconds: float
+    requests: float
+    within_ratio: float  # of the requests
+    windows: int  # with requests
+    kept_ratio: float  # of those windows
+    worst_p99_seconds: float
+    by_hour: tuple[tuple[datetime, float], ...]  # kept ratio; NaN: no requests
+    missing: str  # why there is no figure; empty: there is
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A finding in the words of the report: what, who, where, how much, how sure, what to do."""
+
+    id: str
+    code: str
+    title: str
+    verdict: str
+    claim: str
+    who: str
+    victim: str  # of a pair, else empty
+    where: str
+    effect_value: float
+    effect_lower: float
+    effect_upper: float
+    effect_unit: str
+    channel: str
+    lag_seconds: float
+    confidence: float
+    coverage: float
+    since: str
+    check: str
+    action: str
+    risk: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """The findings that hold or are suspected, by what they speak of; `undecided` counts the others by code."""
+
+    waste: tuple[Claim, ...]
+    fights: tuple[Claim, ...]
+    stranded: tuple[Claim, ...]
+    limits: tuple[Claim, ...]
+    risks: tuple[Claim, ...]
+    health: tuple[Claim, ...]
+    undecided: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastLine:
+    """What one series will need, in cards, and how wrong such forecasts were on its own past."""
+
+    series: str
+    horizon_seconds: float
+    target_time: datetime | None
+    quantiles: dict[str, float]
+    error: float  # mean absolute error of the median, in cards
+    relative_to_last: float  # that error / error of repeating the last value; below 1 is better
+    coverage_80: float  # share of truths within the 80 % interval
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastPart:
+    """Forecasts of the fleet and of the workloads that are alive; `missing` says why there is none."""
+
+    made_at: datetime | None
+    lines: tuple[ForecastLine, ...]
+    past: tuple[tuple[datetime, float], ...]  # of the fleet, in cards used
+    missing: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeLine:
+    """A group of changes: what it does, why, and what became of it."""
+
+    id: str
+    at: datetime
+    state: str
+    kind: str
+    what: tuple[str, ...]
+    why: str
+    reason: str  # of the last step
+    confidence: float
+
+
+@dataclass(frozen=True, slots=True)
+class DropCount:
+    """How often a guard said no, or less, for one reason."""
+
+    guard: str
+    action: str
+    reason: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseCheck:
+    """Predicted against realised, of all groups of one kind that were verified."""
+
+    kind: str
+    passed: int
+    other: int
+    predicted_sm_seconds_per_hour: float  # median of what was predicted
+    realised_ratio: float  # median of the relative gain that was measured
+
+
+@dataclass(frozen=True, slots=True)
+class ChangesPart:
+    """What the tuner did, would do, and decided against; `missing` says why nothing is known."""
+
+    mode: str
+    counts: dict[str, int]  # state -> groups
+    made: tuple[ChangeLine, ...]
+    rolled_back: tuple[ChangeLine, ...]
+    would: tuple[ChangeLine, ...]
+    drops: tuple[DropCount, ...]
+    promises: tuple[PromiseCheck, ...]
+    missing: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLine:
+    """Waiting for cards, per tenant over all its queues. Waits are of requests that started in the window."""
+
+    cluster: str
+    tenant: str
+    started: int
+    wait_p50_seconds: float
+    wait_p95_seconds: float
+    waiting_now: float
+    longest_now_seconds: float
+    pending_mean: float
+    quota_cards: float
+    allocated_mean_cards: float
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyPart:
+    """Metered energy of the cards; tenants' parts are attributed, never measured."""
+
+    joules: float
+    pool_joules: float  # belongs to nobody
+    per_useful_sm_second_joules: float
+    cards_metered: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unanalysed:
+    """One code, and how many of its subjects nothing could be said about, by reason."""
+
+    code: str
+    title: str
+    subjects: int
+    analysed: int
+    withheld: int
+    not_applicable: int
+    reasons: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class CardCoverage:
+    """How many of the samples that a card should have given are there."""
+
+    cluster: str
+    node: str
+    gpu: str
+    coverage: float
+
+
+@dataclass(frozen=True, slots=True)
+class RejectLine:
+    """Samples of one field that were turned away for one reason."""
+
+    field: str
+    reason: str
+    subjects: int
+    count: float
+
+
+@dataclass(frozen=True, slots=True)
+class QualityPart:
+    """How complete the rows are that everything rests on."""
+
+    nodes: int
+    cards: int
+    slices: int
+    coverage: float  # mean over the cards
+    worst: tuple[CardCoverage, ...]  # those below 95 %, worst first
+    rejects: tuple[RejectLine, ...]
+    events: dict[str, int]
+    unanalysed: tuple[Unanalysed, ...]
+    undeclared: tuple[str, ...]  # workloads that nobody promised anything about
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The whole report."""
+
+    clusters: tuple[str, ...]
+    start: datetime
+    end: datetime
+    interval_seconds: float
+    simulated: bool
+    summary: str
+    ledger: LedgerPart
+    services: tuple[Service, ...]
+    claims: Claims
+    forecast: ForecastPart
+    changes: ChangesPart
+    queues: tuple[QueueLine, ...]
+    energy: EnergyPart
+    quality: QualityPart
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values, NaN as null."""
+        document: dict[str, Any] = plain({"schema_version": SCHEMA_VERSION, **asdict(self)})
+        return document
