@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import signal
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from collector.errors import ConfigurationError
+from collector.clock import Clock
+from collector.errors import ConfigurationError, TrimtabError, UnreachableError
 from collector.plugins import SourceContext, load_plugin
 from collector.protocols import Source
 from collector.settings import SourceSettings
@@ -18,8 +19,14 @@ from dashboard.cli.context import Now, Once, context_of, instant, opened_store
 from dashboard.cli.logs import start_logging
 from dashboard.cli.output import note
 from dashboard.config import Settings
+from dashboard.stopping import stopped_by_signals
+
+if TYPE_CHECKING:
+    from collector.store import EmbeddedStore
 
 PANEL = "Collect"
+RETENTION_SECONDS = 3600.0
+_LOG = logging.getLogger(__name__)
 
 
 def register(app: typer.Typer) -> None:
@@ -57,18 +64,44 @@ def collect(
     seconds = interval if interval is not None else context.settings.cluster.interval_seconds
     sources = make_sources(chosen_sources(context.settings, target or [], prometheus), context.settings, seconds)
     with opened_store(context, read_only=False) as store:
-        collector = Collector(sources, store, context.clock, seconds)
+        state = context.settings.store.path / "collector.json"
+        collector = Collector(sources, store, context.clock, seconds, state_path=state)
         if once:
-            collector.run_once(instant(now))
+            report = collector.run_once(instant(now))
+            note(f"{report.rows} rows, {report.rejects} rejects, {report.events} events")
+            if not report.rows:
+                raise UnreachableError("no source gave a row; `trimtab doctor` says why")
             return
         for source in sources:
             about = source.describe()
             note(f"{about.kind} {about.name}: {', '.join(about.targets) or 'no targets'}, every {seconds:g} s")
-        with stopped_by_signals() as stop:
+        with stopped_by_signals() as stop, retention(store, context.clock, stop):
             collector.run(stop)
         note("stopped; every row that was read is in the store")
         if stop.by_interrupt:
             raise typer.Exit(130)
+
+
+@contextmanager
+def retention(store: EmbeddedStore, clock: Clock, stop: threading.Event) -> Iterator[None]:
+    """Drop what is older than the store's settings allow, now and each hour, beside the loop."""
+
+    def work() -> None:
+        while True:
+            try:
+                store.retain(clock.now())
+            except TrimtabError as error:
+                _LOG.warning("retention: %s", error)
+            if stop.wait(RETENTION_SECONDS):
+                return
+
+    thread = threading.Thread(target=work, name="retention")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 def chosen_sources(settings: Settings, targets: Sequence[str], prometheus: str | None) -> tuple[SourceSettings, ...]:
@@ -101,28 +134,3 @@ def make_sources(chosen: Sequence[SourceSettings], settings: Settings, interval_
         mappings=settings.mapping,
     )
     return [load_plugin("trimtab.sources", source.kind)(source, about) for source in chosen]
-
-
-class Stop(threading.Event):
-    """Set by a signal; `by_interrupt` says whether that was Ctrl-C."""
-
-    by_interrupt = False
-
-
-@contextmanager
-def stopped_by_signals() -> Iterator[Stop]:
-    """Give an event that SIGINT and SIGTERM set; a second Ctrl-C interrupts at once."""
-    stop = Stop()
-
-    def on_signal(number: int, _frame: object) -> None:
-        if stop.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        stop.by_interrupt = number == signal.SIGINT
-        stop.set()
-
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -16,7 +16,7 @@ group = typer.Typer(no_args_is_help=True, help="Show, check and explain the conf
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the root."""
-    app.add_typer(group, name="config", rich_help_panel="Set up")
+    app.add_typer(group, name="config", rich_help_panel="Start")
 
 
 @group.command()

@@ -144,13 +144,13 @@ def opened_rows(context: Context, paths: Sequence[Path] | None) -> Iterator[Stor
 
 
 @contextmanager
-def opened_state(context: Context) -> Iterator[State]:
-    """Open the configured state database, which must be there, and close it again.
+def opened_state(context: Context, *, make: bool = False) -> Iterator[State]:
+    """Open the configured state database and close it again; unless it may be made, it must be there.
 
     Raises:
         UnreachableError: there is none yet.
     """
-    if not context.has_state:
+    if not make and not context.has_state:
         path = context.settings.state.path
         raise UnreachableError(f"expected a state database at {path}, found none; run `trimtab tune` first")
     from tuner.state import open_state  # noqa: PLC0415  SQLAlchemy and Alembic load slowly; --help must not

@@ -51,6 +51,11 @@ def say(text: str) -> None:
     stdout().print(Text(clean(text)), soft_wrap=True)
 
 
+def say_marked(mark: str, style: str, text: str) -> None:
+    """Print a line of result that begins with a styled mark."""
+    stdout().print(Text.assemble((mark, style), " ", clean(text)), soft_wrap=True)
+
+
 def note(text: str) -> None:
     """Print a line on stderr, for the person who watches."""
     stderr().print(Text(clean(text), style="dim"), soft_wrap=True)

@@ -14,7 +14,21 @@ from pydantic import ValidationError
 from typer.core import TyperGroup
 
 from collector.errors import ConfigurationError, TrimtabError
-from dashboard.cli import analysis, changes, collecting, config, explain, forecasting, output, rows, tuning, views
+from dashboard.cli import (
+    analysis,
+    changes,
+    collecting,
+    config,
+    demo,
+    explain,
+    forecasting,
+    output,
+    rows,
+    serving,
+    tune,
+    tuning,
+    views,
+)
 from dashboard.cli.context import Context, flag
 
 USAGE = ConfigurationError.exit_code
@@ -86,7 +100,7 @@ def root(
     ctx.obj = Context(config=config_file, debug=debug)
 
 
-for module in (collecting, rows, analysis, explain, forecasting, views, tuning, changes, config):
+for module in (demo, config, serving, analysis, explain, forecasting, views, collecting, rows, tune, changes, tuning):
     module.register(app)
 
 

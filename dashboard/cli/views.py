@@ -1,4 +1,4 @@
-"""What people look at: workloads, doctor, dashboard, report, demo."""
+"""What people look at: workloads, doctor."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from rich.text import Text
 
 from collector.declarations import ResolvedWorkload
 from collector.window import Window, parse_duration
-from dashboard.cli.context import Json, Now, context_of, newest_instant, opened_store
-from dashboard.cli.output import print_json, print_table, say
+from dashboard.cli.context import Json, Now, context_of, instant, newest_instant, opened_store
+from dashboard.cli.output import print_json, print_table, say, say_marked
+from dashboard.doctor import Status, examine
 
 PANEL = "Look"
 
@@ -18,6 +19,7 @@ PANEL = "Look"
 def register(app: typer.Typer) -> None:
     """Add the commands to the root."""
     app.command(rich_help_panel=PANEL)(workloads)
+    app.command(rich_help_panel="Start")(doctor)
 
 
 def workloads(
@@ -52,6 +54,31 @@ def workloads(
             f"{undeclared} of {len(rows)} are undeclared: treated as online and protected, never lowered; "
             "declare them with [[workload]] or trimtab/... annotations"
         )
+
+
+MARKS = {Status.OK: ("ok  ", "green"), Status.NOTE: ("note", "cyan"), Status.PROBLEM: ("BAD ", "bold red")}
+
+
+def doctor(ctx: typer.Context, now: Now = None, json: Json = False) -> None:
+    """Check configuration, sources, store, state and backend; say whether empty means idle or broken.
+
+    Nothing is changed. Exit 1 when there is a problem.
+    """
+    found = examine(context_of(ctx).loaded, instant(now))
+    if json:
+        checks = list(found)
+        problems = sum(check.status is Status.PROBLEM for check in checks)
+        print_json({"schema_version": 1, "ok": problems == 0, "problems": problems, "checks": checks})
+        raise typer.Exit(1 if problems else 0)
+    problems = 0
+    for check in found:
+        problems += check.status is Status.PROBLEM
+        mark, style = MARKS[check.status]
+        say_marked(mark, style, f"{check.topic}: {check.text}")
+        if check.advice and check.status is not Status.OK:
+            say_marked("    ", "", f"  -> {check.advice}")
+    say("all is well" if not problems else f"{problems} problem{'s' if problems > 1 else ''}")
+    raise typer.Exit(1 if problems else 0)
 
 
 def _row(row: ResolvedWorkload) -> list[object]:

@@ -40,6 +40,14 @@ def problem(topic: str, text: str, advice: str) -> Check:
     return Check(topic, Status.PROBLEM, text, advice)
 
 
+DOWN_ADVICE = "is it running, and its port open from this host?"
+
+
+def down_text(address: str, message: str) -> str:
+    """Return why a target is down, with its address once."""
+    return f"{address}: {message.replace(f'{address}: ', '')}" if address else message
+
+
 def span_text(length: timedelta) -> str:
     """Return a length of time in its largest two units: `45 s`, `12 min`, `3 h 20 min`, `2 d 4 h`."""
     seconds = max(int(length.total_seconds()), 0)

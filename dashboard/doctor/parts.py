@@ -158,8 +158,11 @@ def examine_backends(settings: Settings) -> Iterator[Check]:
         if backend.kind == "simulator":
             yield note(topic, "lives inside `trimtab demo` only; here nothing would be changed")
             continue
+        if backend.kind == "dry-run":
+            yield ok(topic, "changes nothing; it shows what would be done, from the quotas that the store knows")
+            continue
         try:
-            made = load_plugin("trimtab.backends", backend.kind)()
+            made = load_plugin("trimtab.backends", backend.kind)(backend)
             knobs = [knob.name for knob in made.knobs()]
             targets = len(made.read().targets)
         except TrimtabError as error:

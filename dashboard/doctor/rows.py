@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 import pandas as pd
 
 from collector.schema import NOBODY, UNKNOWN
-from dashboard.doctor.check import Check, note, ok, problem, some, span_text
+from dashboard.doctor.check import DOWN_ADVICE, Check, down_text, note, ok, problem, some, span_text
 
 ACTIVITY = ("sm_active_ratio", "engine_active_ratio", "busy_ratio")  # best first
 IDLE_BELOW = 0.01
@@ -89,10 +89,10 @@ def _targets_down(seen: Seen) -> list[Check]:
     return [
         problem(
             TOPIC,
-            f"down since {event.time:%Y-%m-%d %H:%M} UTC: {event.message}",
-            "is the exporter running, and its port open from here?",
+            f"down since {time:%Y-%m-%d %H:%M} UTC: {down_text(address, message)}",
+            DOWN_ADVICE,
         )
-        for event in down.itertuples()
+        for (_, _, address), time, message in zip(down.index, down["time"], down["message"], strict=True)
     ]
 
 
@@ -143,8 +143,8 @@ def _rejected(seen: Seen) -> list[Check]:
     for row in seen.rejects.itertuples():
         counts[f"{row.field} ({row.reason})"] += int(row.count)  # type: ignore[call-overload]  # rows are untyped
     names = [f"{count} x {name}" for name, count in counts.most_common()]
-    text = f"{counts.total()} samples of the last day were invalid: {some(names)}"
-    return [note(TOPIC, text, "they count as absent")]
+    text = f"{counts.total()} samples of the last day were invalid or corrected: {some(names)}"
+    return [note(TOPIC, text, "invalid ones count as absent")]
 
 
 def _holders(seen: Seen, newest: pd.Timestamp) -> list[Check]:

@@ -142,7 +142,9 @@ def test_rejects_are_counted_by_field_and_reason() -> None:
     checks = examine(
         gpus(("G1", 0, 0.0)), invalid=rejects(("G1", "power_watts", "blank", 2), ("G2", "power_watts", "blank", 3))
     )
-    assert "5 samples of the last day were invalid: 5 x power_watts (blank)" in [check.text for check in checks]
+    assert "5 samples of the last day were invalid or corrected: 5 x power_watts (blank)" in [
+        check.text for check in checks
+    ]
 
 
 def test_slices_without_a_known_holder_are_a_fault() -> None:

@@ -1,0 +1,176 @@
+"""The doctor's look at the sources: do they answer, which exporters are there, what is partial, what is missing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from datetime import datetime
+
+import numpy as np
+import pyarrow as pa
+
+from collector.batch import Batch
+from collector.errors import TrimtabError, UnreachableError
+from collector.exposition import ExpositionParser
+from collector.mappings import MappingTable, builtin_exporters, mapping_table
+from collector.plugins import SourceContext, load_plugin
+from collector.prometheus import PrometheusSource
+from collector.schema import UNKNOWN
+from collector.scrape import HttpFetch
+from collector.settings import SourceSettings, TargetSettings
+from dashboard.config import Settings
+from dashboard.doctor.check import DOWN_ADVICE, Check, down_text, note, ok, problem, some
+
+Labels = Mapping[str, str]
+_ACTIVITY = ("sm_active_ratio", "engine_active_ratio", "busy_ratio")
+_LATENCY = ("latency_p50_seconds", "latency_p99_seconds", "within_objective_per_second", "step_seconds")
+
+
+def examine_sources(settings: Settings, now: datetime) -> Iterator[Check]:
+    """Ask each source once, write nothing, and say what came and what did not."""
+    if not settings.source:
+        yield note("sources", "none configured: rows come by `trimtab import`, or `trimtab collect --target URL`")
+        return
+    table = mapping_table(settings.mapping)
+    families: set[str] = set()
+    for index, source in enumerate(settings.source):
+        topic = f"source {source.name or f'{source.kind} {index + 1}'}"
+        try:
+            yield from _poll(topic, source, settings, now)
+            for check, found in _exporters(topic, source, settings, table):
+                yield check
+                families |= found
+        except TrimtabError as error:
+            yield problem(topic, str(error), _advice(error, source))
+    yield from _missing(families)
+
+
+def _advice(error: TrimtabError, source: SourceSettings) -> str:
+    if not isinstance(error, UnreachableError):
+        return "trimtab config check"
+    address = source.url or (source.targets[0] if source.targets else "")
+    return f"{DOWN_ADVICE} curl -sS {address}" if address else DOWN_ADVICE
+
+
+def _context(settings: Settings) -> SourceContext:
+    return SourceContext(
+        cluster=settings.cluster.name,
+        interval_seconds=settings.cluster.interval_seconds,
+        declarations=settings.workload,
+        tenants=settings.tenant,
+        mappings=settings.mapping,
+    )
+
+
+def _poll(topic: str, source: SourceSettings, settings: Settings, now: datetime) -> Iterator[Check]:
+    made = load_plugin("trimtab.sources", source.kind)(source, _context(settings))
+    try:
+        batch: Batch = made.poll(now)
+    finally:
+        if hasattr(made, "close"):
+            made.close()
+    down = [event for event in batch.events if event.code == "target_down"]
+    for event in down:
+        yield problem(
+            topic, down_text(event.subject.object, event.message), f"{DOWN_ADVICE} curl -sS {event.subject.object}"
+        )
+    rows = {name: table.num_rows for name, table in batch.rows.items() if table.num_rows}
+    if rows:
+        yield ok(topic, "answers: " + ", ".join(f"{count} {name} rows" for name, count in rows.items()))
+    elif not down:
+        text = "answers, and no row can be made of what it says"
+        yield problem(topic, text, "does it see any card? nvidia-smi -L on the node; else a [[mapping]] is needed")
+    yield from read_quality(topic, batch)
+
+
+def read_quality(topic: str, batch: Batch) -> Iterator[Check]:
+    """Say which parts of a picture are missing in what a source gave."""
+    gpu, slices = batch.rows.get("gpu"), batch.rows.get("slice")
+    if gpu is not None and gpu.num_rows:
+        blind = gpu.num_rows - int(_any_present(gpu, _ACTIVITY).sum())
+        unprofiled = gpu.num_rows - int(_any_present(gpu, _ACTIVITY[:2]).sum())
+        if blind:
+            text = f"{blind} of {gpu.num_rows} cards come without any activity"
+            yield problem(topic, text, "let the exporter collect DCGM_FI_DEV_GPU_UTIL or DCGM_FI_PROF_SM_ACTIVE")
+        if unprofiled > blind:
+            text = f"{unprofiled - blind} of {gpu.num_rows} cards give GPU_UTIL only: little on a shared card"
+            yield note(topic, text, "let dcgm-exporter collect the DCGM_FI_PROF_ fields")
+    if slices is not None and slices.num_rows:
+        unknown = sum(name == UNKNOWN for name in slices.column("workload").to_pylist())
+        if unknown:
+            text = f"the holder of {unknown} of {slices.num_rows} slices is not told yet"
+            yield note(topic, text, "pod labels on dcgm-exporter, and kube-state-metrics (kube_pod_labels)")
+        served = int(_any_present(slices, _LATENCY).sum())
+        if not served:
+            yield note(topic, "no slice tells latency or step time", "name the targets of vLLM, Triton or the trainers")
+    counts = Counter({f"{reject.field or 'a line'} ({reject.reason})": 0 for reject in batch.rejects})
+    for reject in batch.rejects:
+        counts[f"{reject.field or 'a line'} ({reject.reason})"] += reject.count
+    if counts:
+        names = [f"{count} x {name}" for name, count in counts.most_common()]
+        yield note(
+            topic, f"{counts.total()} samples were invalid or corrected: {some(names)}", "invalid ones count as absent"
+        )
+
+
+def _any_present(table: pa.Table, fields: Iterable[str]) -> np.ndarray:
+    present = np.zeros(table.num_rows, dtype=bool)
+    for name in fields:
+        if name in table.column_names:
+            present |= ~np.isnan(table.column(name).to_numpy(zero_copy_only=False).astype(np.float64))
+    return present
+
+
+def _exporters(
+    topic: str, source: SourceSettings, settings: Settings, table: MappingTable
+) -> Iterator[tuple[Check, set[str]]]:
+    """Say which exporters are behind each target (a third-party source is not looked into)."""
+    if source.kind == "scrape":
+        with closing(HttpFetch(source)) as fetch:
+            for url in source.targets:
+                try:
+                    text = fetch(TargetSettings(url=url))
+                except UnreachableError:
+                    continue  # told by the poll
+                body = ExpositionParser().parse(text)
+                yield _detected(topic, url, [(series.name, series.labels) for series in body.series], table)
+    elif source.kind == "prometheus":
+        asked = PrometheusSource(source, _context(settings))
+        try:
+            yield _detected(topic, source.url, [(name, {}) for name in asked.discover()], table)
+        finally:
+            asked.close()
+
+
+def _detected(topic: str, place: str, series: list[tuple[str, Labels]], table: MappingTable) -> tuple[Check, set[str]]:
+    found: Counter[str] = Counter()
+    strange = 0
+    for name, labels in series:
+        exporters = {mapped.exporter.exporter for mapped in table.find(name, labels)}
+        found.update(exporters)
+        strange += not exporters
+    if found:
+        names = ", ".join(f"{name} ({count} series)" for name, count in found.most_common())
+        return ok(topic, f"{place}: {names}, {strange} series of no use"), set(found)
+    if not series:
+        return problem(topic, f"{place}: an answer without any sample", "is it the /metrics address?"), set()
+    text = f"{place}: {len(series)} series, none of an exporter that is known"
+    return problem(topic, text, "trimtab config example: see [[mapping]]"), set()
+
+
+_CONSEQUENCES = {
+    "device": ("cards", "no card is measured", "add the address of dcgm-exporter"),
+    "kube": ("kube-state-metrics", "owners, requests and annotations are not told", "add its address"),
+    "server": ("inference servers", "no objective can be judged", "add the targets of vLLM, Triton or TGI"),
+}
+
+
+def _missing(families: set[str]) -> Iterator[Check]:
+    """Name each kind of exporter that none of the sources has, and what is not seen without it."""
+    subjects = {exporter.subject for exporter in builtin_exporters() if exporter.exporter in families}
+    subjects |= {"server"} if "user" in families else set()
+    for subject, (what, consequence, advice) in _CONSEQUENCES.items():
+        if subject not in subjects:
+            make = problem if subject == "device" else note
+            yield make("sources", f"not seen from here: {what}; {consequence}", advice)

@@ -1,0 +1,125 @@
+"""`trimtab collect` against exporters on loopback; Ctrl-C and SIGTERM lose nothing that was read."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from collector.settings import StoreSettings
+from collector.store import EmbeddedStore
+from dashboard.stopping import stopped_by_signals
+from tests.dashboard.conftest import Ran
+from tests.dashboard.exporters import Exporters, serving, simulated_texts
+
+
+@pytest.fixture(scope="module")
+def texts() -> dict[str, str]:
+    return simulated_texts()
+
+
+@pytest.fixture
+def exporters(texts: dict[str, str]) -> Iterator[Exporters]:
+    with serving(texts) as running:
+        yield running
+
+
+def rows(measurement: str) -> int:
+    store = EmbeddedStore(StoreSettings(), read_only=True)
+    try:
+        span = store.span(measurement)
+        return 0 if span is None else len(store.read(measurement, span))
+    finally:
+        store.close()
+
+
+def test_one_cycle_at_a_given_instant(trimtab: Callable[..., Ran], exporters: Exporters) -> None:
+    ran = trimtab("collect", "--target", exporters.url("dcgm"), "--once", "--now", "2026-01-05T00:00:30Z")
+    assert ran.code == 0, ran.err
+    assert ran.out == ""
+    assert "0 rejects" in ran.err
+    store = EmbeddedStore(StoreSettings(), read_only=True)
+    span = store.span("gpu")
+    assert span is not None
+    assert span.start.isoformat() == "2026-01-05T00:00:00+00:00"
+    frame = store.read("gpu", span)
+    store.close()
+    assert set(frame["node"]) == {"node-a"}
+    assert len(frame) == 4
+    assert frame["power_watts"].between(20, 700).all()
+
+
+def test_what_is_configured_is_collected(trimtab: Callable[..., Ran], exporters: Exporters, elsewhere: Path) -> None:
+    (elsewhere / "trimtab.toml").write_text(
+        f'[cluster]\nname = "lab"\n[[source]]\ntargets = ["{exporters.url("dcgm")}", "{exporters.url("kube")}"]\n'
+    )
+    assert trimtab("collect", "--once", "--now", "2026-01-05T00:00:00Z").code == 0
+    store = EmbeddedStore(StoreSettings(), read_only=True)
+    span = store.span("slice")
+    assert span is not None
+    frame = store.read("slice", span)
+    store.close()
+    assert set(frame["cluster"]) == {"lab"}
+    assert "ocr" in set(frame["workload"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "expected"),
+    [
+        ([], 2, "nothing to collect from: expected --target, --prometheus or a [[source]] table"),
+        (["--target", "node1:9400"], 2, "expected an address such as http://node1:9400/metrics, got 'node1:9400'"),
+        (["--target", "http://127.0.0.1:9/metrics", "--once"], 4, "no source gave a row; `trimtab doctor` says why"),
+        (["--prometheus", "http://127.0.0.1:9", "--once"], 4, "http://127.0.0.1:9: expected metric names"),
+        (["--target", "http://127.0.0.1:9/metrics", "--now", "2026-01-05"], 2, "add --once"),
+        (["--target", "http://x", "--interval", "0"], 2, "Invalid value for '--interval'"),
+    ],
+)
+def test_what_cannot_be_collected_is_one_line(
+    trimtab: Callable[..., Ran], arguments: list[str], code: int, expected: str
+) -> None:
+    ran = trimtab("collect", *arguments)
+    assert (ran.code, ran.out) == (code, "")
+    assert expected in ran.err
+    assert ran.err.splitlines()[-1].startswith("trimtab: ")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_stopped_collector_has_lost_nothing(
+    exporters: Exporters, elsewhere: Path, number: signal.Signals, code: int
+) -> None:
+    process = subprocess.Popen(  # noqa: S603  our own command
+        [sys.executable, "-m", "dashboard.cli", "collect", "--target", exporters.url("dcgm"), "--interval", "1"],
+        cwd=elsewhere,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TRIMTAB_LOG__FORMAT": "json"},
+    )
+    try:
+        assert exporters.asked.wait(60)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, out) == (code, "")
+    assert "Traceback" not in err
+    assert "stopped; every row that was read is in the store" in err
+    # Every answer of an exporter with four cards became four rows; the last one as well.
+    assert rows("gpu") == 4 * exporters.count
+    assert '"level":"info"' in err
+
+
+def test_a_second_interrupt_ends_at_once() -> None:
+    with stopped_by_signals() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop.is_set()
+        assert stop.by_interrupt
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
