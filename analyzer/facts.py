@@ -18,26 +18,35 @@ Key = tuple[str, str, str, str]  # cluster, node, gpu, slice
 FACT_COLUMNS = ("kind", "cluster", "node", "gpu", "slice", "object", "name", "value", "from", "to", "provenance")
 
 
-def no_facts() -> pd.DataFrame:
-    """Return an empty facts frame with its columns."""
-    frame = pd.DataFrame({name: pd.Series(dtype="str") for name in FACT_COLUMNS})
-    return frame.astype({"from": "datetime64[ms, UTC]", "to": "datetime64[ms, UTC]"})
-
-
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the rows as mappings of column to value."""
     names = [str(name) for name in frame.columns]
     return [dict(zip(names, row, strict=True)) for row in frame.itertuples(index=False, name=None)]
 
 
-def hardware_facts(facts: pd.DataFrame, kind: str, name: str, at: datetime | None = None) -> dict[Key, str]:
-    """Return the value of fact `name` of each subject of `kind`, as of `at` (None: the newest known)."""
-    found = facts[(facts["kind"] == kind) & (facts["name"] == name)]
-    if at is not None:
-        found = found[(found["from"] <= at) & ~(found["to"] <= at)]
-    found = found.sort_values("from", kind="stable")
+def hardware_facts(facts: pd.DataFrame, kind: str, name: str) -> dict[Key, str]:
+    """Return the newest known value of fact `name` of each subject of `kind`."""
+    found = facts[(facts["kind"] == kind) & (facts["name"] == name)].sort_values("from", kind="stable")
     keys = zip(found["cluster"], found["node"], found["gpu"], found["slice"], strict=True)
     return dict(zip(keys, found["value"], strict=True))
+
+
+def hardware_spans(facts: pd.DataFrame, kind: str, name: str) -> dict[Key, list[tuple[int, str]]]:
+    """Return (from, value) of fact `name` of each subject of `kind`, in order; `from` in ms since the epoch."""
+    found = facts[(facts["kind"] == kind) & (facts["name"] == name)].sort_values("from", kind="stable")
+    starts = found["from"].to_numpy("datetime64[ms]").astype("int64").tolist()
+    keys = zip(found["cluster"], found["node"], found["gpu"], found["slice"], strict=True)
+    spans: dict[Key, list[tuple[int, str]]] = {}
+    for key, start, value in zip(keys, starts, found["value"], strict=True):
+        spans.setdefault(key, []).append((start, value))
+    return spans
+
+
+def value_at(spans: list[tuple[int, str]] | None, at_ms: int, default: str = "") -> str:
+    """Return the value as of an instant; before the first one told, that one; without any, `default`."""
+    if not spans:
+        return default
+    return next((value for start, value in reversed(spans) if start <= at_ms), spans[0][1])
 
 
 def to_float(text: str | None) -> float:

@@ -12,12 +12,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analyzer.facts import Request, hardware_facts, requests, to_float
+from analyzer.facts import Key, Request, hardware_facts, hardware_spans, requests, to_float, value_at
 from analyzer.mig import board_of
 from analyzer.protocols import Partition
 from collector.gpu_models import gpu_model
@@ -279,7 +280,7 @@ def cards(partition: Partition) -> list[Card]:
     models = hardware_facts(facts, "gpu", "model")
     counts = hardware_facts(facts, "gpu", "sm_count")
     modes = hardware_facts(facts, "gpu", "mig")
-    described = {name: hardware_facts(facts, "slice", name) for name in ("kind", "profile", "pod")}
+    described = {name: hardware_spans(facts, "slice", name) for name in ("kind", "profile", "pod")}
     wished = _wished_shares(requests(facts))
     found = []
     for gpu in sorted({*rows, *parts, *named["gpu"]}):
@@ -330,17 +331,19 @@ def _wished_shares(asked: list[Request]) -> dict[str, float]:
 
 
 def _holdings(
-    rows: pd.DataFrame, card: tuple[str, str, str, str], described: dict[str, dict[tuple[str, str, str, str], str]]
-) -> tuple[np.ndarray, tuple[Holding, ...]]:
+    rows: pd.DataFrame, card: Key, described: dict[str, dict[Key, list[tuple[int, str]]]]
+) -> tuple[npt.NDArray[np.signedinteger[Any]], tuple[Holding, ...]]:
+    """Return the column of each row, and the holdings: what each was when it was last seen."""
     grouped = rows.groupby(["slice", "tenant", "workload"], sort=True)
-    columns = grouped.ngroup().to_numpy(np.intp)
-    holdings = []
+    columns = np.asarray(grouped.ngroup().to_numpy(), dtype=np.intp)
+    last = grouped["time"].max().to_numpy("datetime64[ms]").astype(np.int64).tolist()
     names = rows[["slice", "tenant", "workload"]].drop_duplicates().sort_values(["slice", "tenant", "workload"])
-    for slice_id, tenant, workload in names.itertuples(index=False, name=None):
+    holdings = []
+    for (slice_id, tenant, workload), at in zip(names.itertuples(index=False, name=None), last, strict=True):
         key = (*card[:3], slice_id)
-        kind = described["kind"].get(key, "whole" if slice_id == "whole" else UNKNOWN)
-        profile = described["profile"].get(key, "").removeprefix("mig-")
-        holdings.append(Holding(slice_id, tenant, workload, kind, profile, described["pod"].get(key, "")))
+        kind = value_at(described["kind"].get(key), at, "whole" if slice_id == "whole" else UNKNOWN)
+        profile = value_at(described["profile"].get(key), at).removeprefix("mig-")
+        holdings.append(Holding(slice_id, tenant, workload, kind, profile, value_at(described["pod"].get(key), at)))
     return columns, tuple(holdings)
 
 

@@ -196,3 +196,10 @@ def test_labels_hold_for_two_windows_and_give_way_by_five_points() -> None:
     labels = hold({"one": one, "two": two})
     # 1.12 is no five points better; 1.3 needs two windows; one window without a limit does not end it.
     assert labels.tolist() == ["", "one", "one", "one", "two", "two", "two", "two"]
+
+
+def test_a_busy_host_is_a_rival(make_node: MakeNode) -> None:
+    node = whole(make_node, sm_active_ratio=0.45, dram_active_ratio=0.7, fp16_active_ratio=0.1, engine_active_ratio=0.4)
+    node.rows("node", {}, {"cpu_busy_ratio": 0.97})
+    rivals = only(judge(node)).evidence["runners_up"]
+    assert rivals[0] == {"limit": "host", "score": pytest.approx(0.97 / 0.9)}
