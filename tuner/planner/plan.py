@@ -95,7 +95,7 @@ def _group(
 ) -> Group:
     subject = "|".join(sorted(f"{c.target}:{c.knob}:{c.after:g}" for c in changes))
     digest = hashlib.sha256(f"{world.now.isoformat()}|{kind}|{subject}".encode()).hexdigest()[:12]
-    confidence = (world.confidence or {}).get(kind, _NEW_ADVICE_CONFIDENCE)
+    confidence = _NEW_ADVICE_CONFIDENCE * (world.confidence or {}).get(kind, 1.0)
     findings = tuple(
         sorted({f for card in world.cards for s in card.slices for f in s.suspect_in if _touches(changes, s)})
     )

@@ -106,7 +106,7 @@ class PlannerInput:
     queues: tuple[QueueView, ...]
     knobs: tuple[Knob, ...]
     simulated: bool = False
-    confidence: Mapping[str, float] | None = None  # kind of group -> confidence learnt from outcomes
+    confidence: Mapping[str, float] | None = None  # kind of group -> factor (0..1): how far such advice came true
 
 
 def knob_for(knobs: tuple[Knob, ...], name: str, target_kind: str, sharing: str | None) -> Knob | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from analyzer.findings import Finding
@@ -20,11 +20,11 @@ from tuner import killswitch
 from tuner.consent import propose
 from tuner.drift import notice_drift
 from tuner.execute import REVALIDATE_SECONDS, Executor, Step, frozen_targets
-from tuner.guards import FAILED_PAST, PAST, Vitals, World, run_guards
+from tuner.guards import FAILED_PAST, PAST, Vitals, World, run_guards, still_allowed
 from tuner.journal import expire_waiting, record_plan
 from tuner.lease import Lease
-from tuner.model import Backend, Plan
-from tuner.outcome import proven_kinds
+from tuner.model import Backend, Group, Plan
+from tuner.outcome import list_outcomes, proven_kinds, track_record
 from tuner.planner import make_plan, plan_fast
 from tuner.planner.reserve import reserve_share
 from tuner.record import ChangeState, Drop, GroupRecord
@@ -39,7 +39,7 @@ from tuner.state.plans import open_groups, past_groups, waiting_groups
 from tuner.verify import watch
 
 _LEASE_CYCLES = 3.0  # a lease outlives so many cycles, so that a slow one is not taken for dead
-_PROVEN_WINDOW = timedelta(hours=24)
+_PROVEN_WINDOW = timedelta(days=7)  # a quiet night must not send the waves back to one
 PATIENCE_SECONDS = 10.0  # for a read-back; what takes longer is settled in a later cycle
 
 
@@ -138,9 +138,10 @@ class Tuner:
             sight = self._look(now)
         except UnreachableError as error:
             return CycleResult(now, held=str(error), steps=tuple(steps))
+        planner = replace(sight.planner, confidence=track_record(list_outcomes(self._parts.state), now))
         self._parts.store.write(quota_rows(sight.state, now, self._parts.interval_seconds))
         steps += self._verify(sight)
-        return self._carry_out(make_plan(sight.planner, self._parts.settings), sight, steps)
+        return self._carry_out(make_plan(planner, self._parts.settings), sight, steps)
 
     def fast_once(self, now: datetime) -> CycleResult:
         """Run the fast path as of `now`: only for objectives that are missed, only increases that they need.
@@ -227,18 +228,23 @@ class Tuner:
 
     def _carry_out(self, plan: Plan, sight: Sight, steps: list[Step]) -> CycleResult:
         parts, now = self._parts, plan.made_at
-        world = self._world(plan, sight)
+        approved = [r for r in waiting_groups(parts.state) if r.state is ChangeState.APPROVED]
+        world = self._world(plan, sight, [*plan.groups, *(r.group for r in approved)])
         guarded = run_guards(plan, world, parts.settings)
         records = propose(guarded, world, parts.settings, now=now)
         written = record_plan(
             parts.state, plan, records, guarded.drops, actor=parts.holder, now=now, fence=self._lease.fence
         )
-        ready = [r.id for r in written if r.decision == "go"]
-        ready += [r.id for r in waiting_groups(parts.state) if r.state is ChangeState.APPROVED]
-        steps += [self._executor.execute(group_id) for group_id in ready]
+        ready = [r.id for r in written if r.decision == "go"] + [r.id for r in approved]
+        steps += [
+            self._executor.execute(
+                group_id, still_ok=lambda group, fresh: still_allowed(group, world, fresh, parts.settings)
+            )
+            for group_id in ready
+        ]
         return CycleResult(now, "", plan.id, tuple(written), guarded.drops, tuple(steps))
 
-    def _world(self, plan: Plan, sight: Sight) -> World:
+    def _world(self, plan: Plan, sight: Sight, groups: Sequence[Group]) -> World:
         parts, now = self._parts, plan.made_at
         past = past_groups(parts.state, since=now - PAST, failed_since=now - FAILED_PAST)
         drifted = notice_drift(parts.state, past, sight.state, sight.planner.knobs, now=now, actor=parts.holder)
@@ -277,7 +283,5 @@ class Tuner:
             reserves=reserves,
             coverage=sight.coverage,
             frozen={**frozen_targets(past, now), **drifted},
-            evictions={
-                g.id: parts.backend.predict(g) for g in plan.groups if any(c.knob in evicting for c in g.changes)
-            },
+            evictions={g.id: parts.backend.predict(g) for g in groups if any(c.knob in evicting for c in g.changes)},
         )
