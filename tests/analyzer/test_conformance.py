@@ -1,0 +1,76 @@
+"""The detectors of this floor keep what any detector must keep."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from analyzer.bottleneck import BottleneckDetector
+from analyzer.conformance import DetectorConformance
+from analyzer.fragmentation import FragmentationDetector
+from analyzer.health import HealthDetector
+from analyzer.idle import IdleDetector
+from analyzer.protocols import Context, Detector, Partition
+from tests.analyzer.conftest import Node
+
+
+def busy_node() -> Node:
+    node = Node(hours=4)
+    half = np.arange(node.count) < 120
+    counters = {"sm_active_ratio": 0.2, "engine_active_ratio": 0.9, "dram_active_ratio": 0.7, "fp16_active_ratio": 0.1}
+    node.card("GPU-1", **counters)
+    node.card("GPU-2", **counters)
+    node.card("GPU-3", keep=half, **counters)
+    node.fact("gpu", "model", "NVIDIA A100-SXM4-40GB", gpu="GPU-4")
+    node.card("GPU-4", power_watts=100.0)
+    for gpu in ("GPU-1", "GPU-2"):
+        node.slice("a", gpu=gpu, sm_quota_ratio=0.6, busy_ratio=0.4, workload="app")
+        node.slice("b", gpu=gpu, sm_quota_ratio=0.2, busy_ratio=np.where(half, 0.5, 0.0), workload="idle")
+    node.slice("whole", gpu="GPU-3", kind="whole", keep=half)
+    node.slice("gi1", gpu="GPU-4", kind="mig", profile="1g.5gb", sm_active_ratio=0.01)
+    node.request("ns/piece", cards=1, share=0.3)
+    node.request("ns/cut", cards=1, profile="4g.20gb")
+    node.event("xid", "XID 79: fell off", 119, gpu="GPU-3")
+    node.event("card_lost", "gone", 120, gpu="GPU-3")
+    return node
+
+
+class _Ours(DetectorConformance):
+    makes: type[Detector]
+
+    def detector(self) -> Detector:
+        return self.makes()
+
+    def partition(self) -> Partition:
+        return busy_node().partition()
+
+    def context(self) -> Context:
+        return busy_node().context()
+
+    def test_the_node_gives_findings_of_every_kind(self) -> None:
+        detector = self.detector()
+        found = detector.conclude(detector.measure(self.partition()), self.context()).findings
+        assert {f.code for f in found} >= set(detector.codes) - {"TT401"}
+
+
+class TestIdle(_Ours):
+    makes = IdleDetector
+
+
+class TestFragmentation(_Ours):
+    makes = FragmentationDetector
+
+
+class TestBottleneck(_Ours):
+    makes = BottleneckDetector
+
+
+class TestHealth(_Ours):
+    makes = HealthDetector
+
+
+def test_makers_are_the_subclass_s_task() -> None:
+    suite = DetectorConformance()
+    for maker in (suite.detector, suite.partition, suite.context):
+        with pytest.raises(NotImplementedError):
+            maker()
