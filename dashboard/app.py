@@ -1,0 +1,60 @@
+"""Entry of the web application: it only routes."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+st.set_page_config(page_title="Trimtab", page_icon=":material/tune:", layout="wide")
+st.navigation(
+    {
+        "What is": [
+            st.Page(
+                "app_pages/fleet.py",
+                title="Fleet",
+                icon=":material/dashboard:",
+                help="What is wrong now, where the capacity went, and who lies on which card.",
+                default=True,
+            ),
+            st.Page(
+                "app_pages/slices.py",
+                title="Slices",
+                icon=":material/view_list:",
+                help="Every share of every card: who holds it, how much, what is used, whether its promise is kept.",
+            ),
+        ],
+        "Why": [
+            st.Page(
+                "app_pages/contention.py",
+                title="Contention",
+                icon=":material/compare_arrows:",
+                help="Slices that slow each other, with the evidence, and how the claim could be wrong.",
+            ),
+            st.Page(
+                "app_pages/fragmentation.py",
+                title="Fragmentation",
+                icon=":material/grid_view:",
+                help="Capacity that is free and serves nobody, how cards are cut, and what still fits.",
+            ),
+            st.Page(
+                "app_pages/forecast.py",
+                title="Forecast",
+                icon=":material/trending_up:",
+                help="What each workload and the fleet will need, and how wrong such forecasts were.",
+            ),
+        ],
+        "What to do": [
+            st.Page(
+                "app_pages/recommendations.py",
+                title="Recommendations",
+                icon=":material/lightbulb:",
+                help="What the tuner would change and why; what its guards dropped; approve and reject.",
+            ),
+            st.Page(
+                "app_pages/changes.py",
+                title="Changes",
+                icon=":material/history:",
+                help="What was changed, when and why, what came of it; undo, pause and resume.",
+            ),
+        ],
+    }
+).run()

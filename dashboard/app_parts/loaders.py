@@ -1,0 +1,197 @@
+"""Cached ways from configuration, store and state to what the pages show. Every cache is bounded in age and number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from analyzer.ledger import Ledger
+from collector.errors import UnreachableError
+from collector.store import EmbeddedStore
+from collector.window import Window
+from dashboard.cli.context import interval_of
+from dashboard.config import Settings, find_file, load_settings
+from dashboard.views.findings import Claims, stored_claims, worst_first
+from dashboard.views.holders import read_holders
+from dashboard.views.reading import Look, look
+from tuner import killswitch
+from tuner.killswitch import Pause
+from tuner.record import ChangeState, GroupRecord
+from tuner.service.analyse import Analysis, load_detectors, run_analysis
+from tuner.state import State, list_groups, open_state
+
+LIVE = timedelta(seconds=30)
+HEAVY = timedelta(minutes=5)
+LONGEST_ANALYSIS = timedelta(days=1)  # a longer one takes more than a person waits for
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A store, and which files it was opened on: a store that was made anew is opened anew."""
+
+    store: EmbeddedStore
+    mark: tuple[str, int]
+
+
+def settings() -> Settings:
+    """Return the configuration; a changed file is read again."""
+    path = find_file(None)
+    return _settings(str(path or ""), path.stat().st_mtime_ns if path is not None else 0)
+
+
+@st.cache_resource(max_entries=2, ttl=timedelta(minutes=1))
+def _settings(path: str, _changed: int) -> Settings:
+    return load_settings(Path(path) if path else None).settings
+
+
+def store() -> EmbeddedStore | None:
+    """Return the configured store, open for reading; None where there is none yet."""
+    path = settings().store.path
+    mark = _mark(path)
+    if mark is None:
+        return None
+    try:
+        return _opened(mark).store
+    except UnreachableError:
+        return None
+
+
+def _mark(path: Path) -> tuple[str, int] | None:
+    try:
+        return str(path.resolve()), path.stat().st_ino
+    except OSError:
+        return None
+
+
+@st.cache_resource(max_entries=2, ttl=timedelta(hours=6), on_release=lambda opened: opened.store.close())
+def _opened(mark: tuple[str, int]) -> Opened:
+    return Opened(EmbeddedStore(settings().store, read_only=True), mark)
+
+
+def state() -> State | None:
+    """Return the configured state database; None where nothing was ever written to one."""
+    found = settings().state
+    if found.url:
+        return _state(found.url, 0)
+    try:
+        return _state(str(found.path.resolve()), found.path.stat().st_ino)
+    except OSError:
+        return None
+
+
+@st.cache_resource(max_entries=2, ttl=timedelta(hours=6), on_release=lambda opened: opened.close())
+def _state(_address: str, _inode: int) -> State:
+    return open_state(settings().state)
+
+
+def pause() -> Pause:
+    """Return what the kill switch says; never cached."""
+    return killswitch.read(settings().state.kill_switch)
+
+
+def look_at(span: timedelta) -> Look | None:
+    """Return the last `span` of the store; None without a store or without rows."""
+    opened = store()
+    return None if opened is None else _look(_key(), span)
+
+
+def _key() -> tuple[str, int]:
+    mark = _mark(settings().store.path)
+    assert mark is not None, "asked for only while a store is open"  # noqa: S101
+    return mark
+
+
+def _opened_store() -> EmbeddedStore:
+    found = store()
+    assert found is not None, "asked for only while a store is open"  # noqa: S101
+    return found
+
+
+@st.cache_data(ttl=timedelta(seconds=5), max_entries=16, show_spinner=False)
+def _look(key: tuple[str, int], span: timedelta) -> Look | None:
+    opened = _opened_store()
+    return look(opened, span, interval_of(opened, settings().cluster.interval_seconds))
+
+
+def holders(window: Window, interval_seconds: float) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return holdings and cards of a window; see `read_holders`."""
+    return _holders(_key(), window, interval_seconds)
+
+
+@st.cache_data(ttl=HEAVY, max_entries=12, show_spinner="Reading who holds what")
+def _holders(key: tuple[str, int], window: Window, interval_seconds: float) -> tuple[pd.DataFrame, pd.DataFrame]:
+    return read_holders(_opened_store(), window, interval_seconds, settings().workload)
+
+
+def read(function: Callable[..., Any], *arguments: object) -> Any:
+    """Return `function(store, *arguments)`, cached for a short while by the function's name and its arguments."""
+    return _read(_key(), f"{function.__module__}.{function.__qualname__}", function, arguments)
+
+
+@st.cache_data(ttl=LIVE, max_entries=64, show_spinner="Reading rows")
+def _read(key: tuple[str, int], name: str, _function: Callable[..., Any], arguments: tuple[object, ...]) -> Any:
+    return _function(_opened_store(), *arguments)
+
+
+def ledger(span: timedelta) -> Ledger:
+    """Return the ledger of the last `span`; an old one is shown while a new one is made."""
+    return _ledger(_key(), span)
+
+
+@st.cache_data(ttl=HEAVY, max_entries=6, refresh_mode="background", show_spinner="Adding up where the capacity went")
+def _ledger(key: tuple[str, int], span: timedelta) -> Ledger:
+    return _analyse(span, with_detectors=False).ledger
+
+
+def analysis(span: timedelta) -> Analysis:
+    """Return a full analysis of the last `span`; an old one is shown while a new one is made."""
+    return _analysis(_key(), span)
+
+
+@st.cache_data(ttl=HEAVY, max_entries=3, refresh_mode="background", show_spinner="Analysing: this takes a while")
+def _analysis(key: tuple[str, int], span: timedelta) -> Analysis:
+    return _analyse(span, with_detectors=True)
+
+
+def _analyse(span: timedelta, *, with_detectors: bool) -> Analysis:
+    found = settings()
+    seen = look_at(span)
+    if seen is None:
+        raise UnreachableError("expected rows in the store, found none; run `trimtab doctor`")
+    return run_analysis(
+        _opened_store(),
+        seen.window,
+        interval_seconds=seen.interval_seconds,
+        settings=found.analyze,
+        detectors=load_detectors(found.analyze) if with_detectors else {},
+        declarations=found.workload,
+    )
+
+
+def stored(span: timedelta) -> Claims:
+    """Return what the tuner's analyses found within the last `span`; empty where none ran."""
+    opened, seen = state(), look_at(span)
+    return Claims() if opened is None or seen is None else stored_claims(opened, seen.window.start)
+
+
+def claims(span: timedelta) -> Claims:
+    """Return what was found within the last `span`: by the tuner where it ran, else by an analysis made for this page."""
+    found = stored(span)
+    if found.as_of is not None:
+        return found
+    made = analysis(min(span, LONGEST_ANALYSIS))
+    return Claims(worst_first(made.findings), made.window.end)
+
+
+def changes(limit: int = 200) -> list[GroupRecord]:
+    """Return the newest changes, dropped ones left out."""
+    opened = state()
+    if opened is None:
+        return []
+    return list_groups(opened, states=[s for s in ChangeState if s is not ChangeState.DROPPED], limit=limit)

@@ -1,0 +1,1 @@
+"""What the pages of the web application show: functions from store and state to frames, without Streamlit."""
