@@ -188,10 +188,17 @@ def list_groups(
 
 
 def list_drops(
-    state: State, *, plan_id: str | None = None, group_id: str | None = None, limit: int = 1000
+    state: State,
+    *,
+    plan_id: str | None = None,
+    group_id: str | None = None,
+    since: datetime | None = None,
+    limit: int = 1000,
 ) -> list[Drop]:
-    """Return what guards decided against, newest first."""
+    """Return what guards decided against (in plans made at or after `since`), newest first."""
     query = select(DropRow.group_id, DropRow.guard, DropRow.action, DropRow.reason)
+    if since is not None:
+        query = query.join(PlanRow, PlanRow.id == DropRow.plan_id).where(PlanRow.made_at >= since)
     if plan_id is not None:
         query = query.where(DropRow.plan_id == plan_id)
     if group_id is not None:
