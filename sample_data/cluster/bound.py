@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sample_data.cluster.arrivals import Arrivals, FloatArray
-from sample_data.cluster.sharing import PRESSURE_KNEE, Pairs, water_fill
+from sample_data.cluster.sharing import Pairs, pressing, water_fill
 from sample_data.cluster.spec import MINUTES_PER_DAY, STEP_SECONDS, ClusterSpec
 
 
@@ -74,7 +74,7 @@ class _Fluid:
         wave = np.where(self._online, 0.0, day.wave[:, column]) * up
         open_seats = np.array([self._waiting.get(c, 0.0) > 0 for c in self._classes])
         wave = np.where(self._seat, open_seats & up, wave)
-        activity = np.where(self._online, np.minimum(demand / PRESSURE_KNEE, 1.0), wave)
+        activity = np.where(self._online, pressing(demand), wave)
         drag = self._pairs.slowing(activity) / day.clock[self._card, column]
         granted = self._grant(demand * drag, wave)
         done = np.where(self._online, 0.0, granted / drag * self._sms * STEP_SECONDS)

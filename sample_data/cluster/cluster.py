@@ -77,7 +77,7 @@ class SimulatedCluster:
         page = next((page for known, page in self._pages() if known.url == target.url), None)
         text = page() if page is not None else None
         if text is None:
-            raise UnreachableError(f"{target.url}: expected an exporter's answer, got none within the time limit")
+            raise UnreachableError("expected an exporter's answer, got none within the time limit")
         return text
 
     def _pages(self) -> list[tuple[TargetSettings, Callable[[], str | None]]]:

@@ -57,8 +57,6 @@ class FactTeller:
 
         yield from _tell(Subject("cluster", spec.name), interval_seconds=f"{STEP_SECONDS:g}", simulated="true")
         for c, card in enumerate(spec.cards):
-            if not world.card_alive[c]:
-                continue
             subject = Subject("gpu", spec.name, card.node, card.uuid)
             generation = generation_of(next(k.sharing for k in spec.cards if k.node == card.node))
             yield from _tell(

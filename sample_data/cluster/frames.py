@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from collector.batch import Batch, Event, Severity, Subject, make_rows
 from collector.schema import NOBODY
@@ -21,10 +22,11 @@ from sample_data.cluster.readings import (
     Readings,
 )
 from sample_data.cluster.simulation import World
-from sample_data.cluster.spec import MIB, MIG_PROFILES, STEP_SECONDS
+from sample_data.cluster.spec import MIB, MIG_PROFILES, MINUTES_PER_DAY, STEP_SECONDS
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
+IntArray = npt.NDArray[np.int64]
 
 _QUEUE_FIELDS = (
     "quota_gpu_count", "allocated_gpu_count", "pending_count", "pending_gpu_count", "oldest_wait_seconds",
@@ -46,6 +48,7 @@ class Frames:
         self._facts = FactTeller(world)
         self._xid: dict[int, float] = {}
         self._lost: set[int] = set()
+        self._tags: tuple[object, IntArray, dict[str, pa.Array]] = ((), np.array([], dtype=np.int64), {})
         spec = world.spec
         self._card_mig = np.array([c.sharing == "mig" for c in spec.cards])
         self._card_memory = np.array([c.hardware.memory_bytes for c in spec.cards], dtype=np.float64)
@@ -103,9 +106,10 @@ class Frames:
 
     def _gpu_rows(self, r: Readings, batch: Batch) -> None:
         spec = self._world.spec
-        alive = np.flatnonzero(self._seen(r.minute))
-        energy = self._cards.grow("energy", r.energy, r.minute)[0]
-        replay = self._cards.grow("replay", r.pcie_replay, r.minute)[0]
+        seen = self._seen(r.minute)
+        alive = np.flatnonzero(seen)
+        energy = self._cards.grow("energy", np.where(seen, r.energy, np.nan), r.minute)[0]
+        replay = self._cards.grow("replay", np.where(seen, r.pcie_replay, np.nan), r.minute, max_gap=MINUTES_PER_DAY)[0]
         errors = {
             "ecc_corrected_count": r.ecc_corrected,
             "ecc_uncorrected_count": r.ecc_uncorrected,
@@ -145,7 +149,10 @@ class Frames:
             fields[name] = np.where(flaps, np.nan, fields[name])
         for name, of_instances in self._instance_sums(r).items():
             fields[name] = np.where(self._card_mig, of_instances, fields[name])
-        fields |= {name: self._cards.grow(name, values, r.minute)[0] for name, values in errors.items()}
+        fields |= {
+            name: self._cards.grow(name, np.where(seen, values, np.nan), r.minute, max_gap=MINUTES_PER_DAY)[0]
+            for name, values in errors.items()
+        }
         batch.rows["gpu"] = make_rows(
             "gpu",
             np.full(len(alive), self._time_ms()),
@@ -175,29 +182,32 @@ class Frames:
 
     def _slice_rows(self, r: Readings, batch: Batch) -> None:
         world, spec = self._world, self._world.spec
-        fresh = [i for i, h in enumerate(world.holders) if (h.pod if h else "") != self._holder_pods[i]]
-        self._holder_pods = [h.pod if h else "" for h in world.holders]
-        self._slices.forget(fresh)
+        pods = [h.pod if h else "" for h in world.holders]
+        self._slices.forget([i for i, pod in enumerate(pods) if pod != self._holder_pods[i]])
+        self._holder_pods = pods
         fields = self._slice_fields(r)
         seen = self._seen(r.minute)
-        index = np.array(
-            [i for i, s in enumerate(spec.slices) if seen[s.card] and (s.kind == "mig" or world.holders[i])]
-        )
-        index = index.astype(np.int64)
+        key = (tuple(pods), tuple(seen.tolist()))
+        if key != self._tags[0]:
+            index = [i for i, s in enumerate(spec.slices) if seen[s.card] and (s.kind == "mig" or pods[i])]
+            self._tags = (key, np.array(index, dtype=np.int64), self._slice_tags(index))
+        _, rows, tags = self._tags
+        times = np.full(len(rows), self._time_ms())
+        batch.rows["slice"] = make_rows("slice", times, tags, {name: values[rows] for name, values in fields.items()})
+
+    def _slice_tags(self, index: list[int]) -> dict[str, pa.Array]:
+        world, spec = self._world, self._world.spec
+        cards = [spec.cards[spec.slices[i].card] for i in index]
         holders = [world.holders[i] for i in index]
-        batch.rows["slice"] = make_rows(
-            "slice",
-            np.full(len(index), self._time_ms()),
-            {
-                "cluster": [spec.name] * len(index),
-                "node": [spec.cards[spec.slices[i].card].node for i in index],
-                "gpu": [spec.cards[spec.slices[i].card].uuid for i in index],
-                "slice": [world.slice_id(int(i)) for i in index],
-                "tenant": [h.namespace if h else NOBODY for h in holders],
-                "workload": [h.workload if h else NOBODY for h in holders],
-            },
-            {name: values[index] for name, values in fields.items()},
-        )
+        tags = {
+            "cluster": [spec.name] * len(index),
+            "node": [card.node for card in cards],
+            "gpu": [card.uuid for card in cards],
+            "slice": [world.slice_id(i) for i in index],
+            "tenant": [h.namespace if h else NOBODY for h in holders],
+            "workload": [h.workload if h else NOBODY for h in holders],
+        }
+        return {name: pa.array(values, type=pa.string()) for name, values in tags.items()}
 
     def _slice_fields(self, r: Readings) -> dict[str, FloatArray]:
         world = self._world
@@ -307,19 +317,22 @@ class Frames:
     # -- events ----------------------------------------------------------------------------------------------------
 
     def _add_events(self, r: Readings, batch: Batch) -> None:
-        world, spec = self._world, self._world.spec
-        for c, card in enumerate(spec.cards):
-            subject = Subject("gpu", spec.name, card.node, card.uuid)
-            code = r.xid[c]
-            if np.isfinite(code) and code != self._xid.get(c, 0.0):
-                severity = Severity.CRITICAL if code == 79 else Severity.WARNING
-                batch.events.append(
-                    Event(subject, "xid", severity, f"XID {code:.0f}: reported by the driver", world.now)
-                )
+        world = self._world
+        for c, code in enumerate(r.xid.tolist()):
+            if code == code and code != self._xid.get(c, 0.0):  # noqa: PLR0124 - NaN test
                 self._xid[c] = code
-            if not world.card_alive[c] and c not in self._lost:
+                severity = Severity.CRITICAL if code == 79 else Severity.WARNING
+                message = f"XID {code:.0f}: reported by the driver"
+                batch.events.append(Event(self._card_subject(c), "xid", severity, message, world.now))
+        for c in np.flatnonzero(~world.card_alive).tolist():
+            if c not in self._lost:
                 self._lost.add(c)
-                batch.events.append(Event(subject, "card_lost", Severity.CRITICAL, "card no longer listed", world.now))
+                message = "card no longer listed"
+                batch.events.append(Event(self._card_subject(c), "card_lost", Severity.CRITICAL, message, world.now))
+
+    def _card_subject(self, c: int) -> Subject:
+        card = self._world.spec.cards[c]
+        return Subject("gpu", self._world.spec.name, card.node, card.uuid)
 
 
 def nearest_rank(values: list[float], q: float) -> float:

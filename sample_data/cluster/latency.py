@@ -18,6 +18,7 @@ FloatArray = npt.NDArray[np.float64]
 ARRIVAL_SCV = 1.3  # squared coefficient of variation of the gaps between requests: a little burstier than Poisson
 STATIONARY_LIMIT = 0.97  # beyond this load the backlog tells the wait, not the stationary formula
 TIMEOUT_SECONDS = 20.0
+_CLOSED = 1e-9  # requests a second below which a server answers nobody
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,6 @@ def serve(arrived: FloatArray, backlog: FloatArray, capacity_per_second: FloatAr
     finished = np.minimum(offered, capacity_per_second * seconds)
     rest = offered - finished
     kept = np.minimum(rest, capacity_per_second * TIMEOUT_SECONDS)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        delay = np.where(capacity_per_second > 0, (backlog + kept) / 2 / capacity_per_second, 0.0)
+    mean_backlog, open_server = (backlog + kept) / 2, capacity_per_second > _CLOSED
+    delay = np.divide(mean_backlog, capacity_per_second, out=np.zeros_like(kept), where=open_server)
     return Served(finished, rest - kept, kept, delay)

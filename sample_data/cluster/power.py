@@ -13,7 +13,6 @@ _INLET_CELSIUS = 27.0
 _FULL_RISE_CELSIUS = 47.0  # at TDP, in the steady state
 _HOT_RISE_CELSIUS = 16.0  # of a failing inlet
 _HEAT_MEMORY = 0.75  # of the last minute's temperature that is left after one minute
-SLOWDOWN_CELSIUS = 87.0
 _POWER_EXPONENT = 1 / 2.4  # clock that a power cap leaves: power goes with about the 2.4th power of the clock
 
 

@@ -427,4 +427,7 @@ def _node_timeslice(b: _Builder) -> None:
 
 def trainer_mapping() -> tuple[MappingSettings, ...]:
     """Return the `[[mapping]]` rows under which a collector reads the trainers' own metrics."""
-    return (MappingSettings(metric="trainer_step_seconds", measurement="slice", field="step_seconds", counter=True),)
+    return (
+        MappingSettings(metric="trainer_steps_total", measurement="slice", field="steps_count", counter=True),
+        MappingSettings(metric="trainer_step_seconds", measurement="slice", field="step_seconds", counter=True),
+    )

@@ -18,6 +18,7 @@ class Outages:
         self._nodes = sorted({c.node for c in spec.cards})
         self._servers = [i for i, s in enumerate(spec.slices) if s.app in ("vllm", "triton")]
         self._days: dict[int, tuple[tuple[str, int, int], ...]] = {}
+        self._now: tuple[int, frozenset[str]] = (-1, frozenset())
 
     def node_down(self, node: str, minute: int) -> bool:
         """Whether a node's device exporter is down in a minute."""
@@ -30,10 +31,12 @@ class Outages:
     def _down(self, name: str, minute: int) -> bool:
         if not self._spec.quirks:
             return False
-        number, column = divmod(minute, MINUTES_PER_DAY)
-        if number not in self._days:
-            self._days[number] = self._draw(number)
-        return any(one == name and first <= column < last for one, first, last in self._days[number])
+        if self._now[0] != minute:
+            number, column = divmod(minute, MINUTES_PER_DAY)
+            if number not in self._days:
+                self._days[number] = self._draw(number)
+            self._now = minute, frozenset(one for one, first, last in self._days[number] if first <= column < last)
+        return name in self._now[1]
 
     def _draw(self, number: int) -> tuple[tuple[str, int, int], ...]:
         rng = stream(self._spec.seed, "outages", number)

@@ -120,9 +120,6 @@ class Instruments:
         bounds = {s.name: s.objective.bound_seconds for s in spec.services}
         self.edges = np.stack([np.round(BUCKETS * bounds.get(s.name, 1.0), 5) for s in spec.slices])
         self._instance_sms = np.array([MIG_PROFILES[s.profile].sm_count if s.profile else np.nan for s in spec.slices])
-        self._instance_memory = np.array(
-            [MIG_PROFILES[s.profile].memory_slices / 8 if s.profile else np.nan for s in spec.slices]
-        )
         self._dram = np.array([s.dram_per_sm for s in spec.slices])
         self._tensor = np.array([s.tensor_per_sm for s in spec.slices])
         self._pcie = np.array([s.pcie_bytes_per_second for s in spec.slices])

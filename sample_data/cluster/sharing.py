@@ -72,7 +72,7 @@ class Pairs:
 
 def pressing(share: FloatArray) -> FloatArray:
     """Return how hard slices press (0..1), by the share of the card that they run on."""
-    return np.minimum(share / PRESSURE_KNEE, 1.0)
+    return np.asarray(np.minimum(share / PRESSURE_KNEE, 1.0))
 
 
 def _headroom(room: FloatArray, demand: FloatArray) -> FloatArray:

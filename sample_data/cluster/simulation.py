@@ -12,7 +12,7 @@ from sample_data.cluster.arrivals import Arrivals, Day, JobArrival
 from sample_data.cluster.latency import Sojourn, serve, sojourn
 from sample_data.cluster.power import Thermals, power_clock
 from sample_data.cluster.scheduler import Job, Pool
-from sample_data.cluster.sharing import PRESSURE_KNEE, Divider, Grant, Pairs
+from sample_data.cluster.sharing import Divider, Grant, Pairs, pressing
 from sample_data.cluster.spec import STEP_SECONDS, ClusterSpec, SliceSpec
 from sample_data.cluster.streams import hex_name
 from sample_data.cluster.truth import Minute, Truth
@@ -145,9 +145,9 @@ class World:
         demand = arrived * self._unit / (STEP_SECONDS * self.sms)
         grant = self._divider.divide(self.quota * running, demand, wave)
 
-        duty = np.where(self.online, np.minimum(demand / PRESSURE_KNEE, 1.0), wave)
+        duty = np.where(self.online, pressing(demand), wave)
         full = np.divide(grant.granted, wave, out=np.zeros_like(wave), where=wave > 0)
-        activity = np.where(self.online, duty, wave * np.minimum(full / PRESSURE_KNEE, 1.0))
+        activity = np.where(self.online, duty, wave * pressing(full))
         slowing = self.pairs.slowing(activity)
         clock = day.clock[:, column] * power_clock(self._card_activity())
         drag = slowing / clock[self.card]  # SM-seconds that a unit of work takes, against solo
@@ -331,7 +331,7 @@ class World:
             int(i) for i in np.flatnonzero(running & (self._memory_growth > 0) & (used > self.memory_quota))
         ]
         for i in self.out_of_memory:
-            self._grown[i] = 0.0
+            self._grown[i], used[i] = 0.0, self.memory_quota[i]
             self.killed.add(i)
             self.pods_version += 1
             self.restart(i)

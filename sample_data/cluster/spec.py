@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from typing import Literal
 
 from collector.declarations import Objective
@@ -65,6 +66,12 @@ MIG_PROFILES = {
 }
 
 
+@cache
+def _uuid(node: str, index: int) -> str:
+    h = hex_name(32, "card", node, index)
+    return f"GPU-{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:32]}"
+
+
 @dataclass(frozen=True, slots=True)
 class CardSpec:
     """One card: where it is, and how it is shared."""
@@ -79,8 +86,7 @@ class CardSpec:
     @property
     def uuid(self) -> str:
         """UUID in NVIDIA's form, made from the place."""
-        h = hex_name(32, "card", self.node, self.index)
-        return f"GPU-{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:32]}"
+        return _uuid(self.node, self.index)
 
     @property
     def pci_bus_id(self) -> str:
@@ -203,7 +209,6 @@ class ClusterSpec:
     quirks: bool = True
     node_cpu_cores: int = 64
     node_memory_bytes: int = 512 * GIB
-    labels: dict[str, str] = field(default_factory=dict)
 
     def replace(self, **changes: object) -> ClusterSpec:
         """Return a copy with some fields changed."""

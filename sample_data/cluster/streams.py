@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import cache
 
 import numpy as np
 
@@ -17,6 +18,7 @@ def stream(seed: int, *names: str | int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "big")))
 
 
+@cache
 def hex_name(length: int, *names: str | int) -> str:
     """Return a stable hexadecimal name, as orchestrators append to pods."""
     return hashlib.sha256("/".join(str(part) for part in names).encode()).hexdigest()[:length]

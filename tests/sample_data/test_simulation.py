@@ -64,8 +64,9 @@ def test_the_preset_is_what_it_promises(spec: ClusterSpec) -> None:
     assert {s.kind for s in spec.slices} == {"mig", "mps", "vgpu", "timeslice", "whole"}
     assert len(spec.slices) >= 55
     assert sum(s.online for s in spec.slices) >= 25
-    kinds = {s.name: s.kind for s in spec.slices}
-    planted = [kinds[v.partition("#")[0]] for v, _ in spec.planted]
+    kinds = {f"{s.name}#{s.ordinal}": s.kind for s in spec.slices}
+    planted = [kinds[victim] for victim, _ in spec.planted]
+    assert planted == [kinds[suspect] for _, suspect in spec.planted]
     assert {k: planted.count(k) for k in set(planted)} == {"mig": 2, "mps": 2, "vgpu": 2, "timeslice": 2}
     assert {d.name for d in spec.decoys} == {
         "shared daily cycle",

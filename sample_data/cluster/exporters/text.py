@@ -10,16 +10,6 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float64]
 
 
-def whole(value: float) -> str:
-    """Write a value as an integer, as Go's %d does."""
-    return str(int(value))
-
-
-def decimal(value: float) -> str:
-    """Write a value with six decimals, as Go's %f does."""
-    return f"{value:.6f}"
-
-
 def shortest(value: float) -> str:
     """Write a value as briefly as it reads back the same."""
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
