@@ -47,7 +47,7 @@ def figure(
 
 
 def calibration_seconds() -> float:
-    """CPU seconds of a fixed piece of numpy work: 0.25 on the machine that absolute bounds were set on."""
+    """CPU seconds of a fixed piece of numpy work: 0.1 on the machine that absolute bounds were set on."""
     rng = np.random.default_rng(0)
     matrix = rng.normal(size=(400, 400))
     start = time.process_time()

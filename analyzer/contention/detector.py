@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 import pandas as pd
+from threadpoolctl import threadpool_limits
 
 from analyzer.contention.pairs import measure_card
 from analyzer.contention.record import PairMeasure
@@ -68,15 +69,17 @@ class ContentionDetector:
         """Measure every directed pair of holders that share a card of this node: one row a pair (`PairMeasure`)."""
         rows: list[PairMeasure] = []
         node_cards = cards(partition)
-        for card in node_cards:
-            rows += measure_card(
-                card,
-                cluster=partition.cluster,
-                node=partition.node,
-                interval_seconds=partition.interval_seconds,
-                coverage_floor=self._settings.coverage_floor,
-                elsewhere=tuple(other for other in node_cards if other is not card),
-            )
+        # The matrices are small: threads of the linear algebra would only wait for one another.
+        with threadpool_limits(limits=1, user_api="blas"):
+            for card in node_cards:
+                rows += measure_card(
+                    card,
+                    cluster=partition.cluster,
+                    node=partition.node,
+                    interval_seconds=partition.interval_seconds,
+                    coverage_floor=self._settings.coverage_floor,
+                    elsewhere=tuple(other for other in node_cards if other is not card),
+                )
         return pd.DataFrame([[getattr(row, name) for name in _COLUMNS] for row in rows], columns=_COLUMNS)
 
     def conclude(self, measures: pd.DataFrame, context: Context) -> Conclusion:

@@ -263,9 +263,11 @@ def _lane(stints: list[_Stint], kinds: Mapping[tuple[str, str], str], card_seen:
     away = card_seen.copy()
     for start, end in lives:
         away[start : end + 1] = False
+    counts = {name: int(np.isfinite(merged[name]).sum()) for name, _ in _ACTIVITY}
+    most = max(counts.values())
     activity = None
     for name, trust in _ACTIVITY:
-        if np.isfinite(merged[name]).sum() >= MIN_SAMPLES:
+        if counts[name] > most / 2:  # the best signal that is not a mere sprinkle
             activity = Signal(np.where(away, 0.0, merged[name]), name, trust)
             break
     last = stints[-1]
