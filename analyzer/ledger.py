@@ -16,6 +16,7 @@ What does not close is `unaccounted`; it is never put into another term.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.demand import Demand, demand, fits_free
-from analyzer.facts import requests
+from analyzer.facts import hardware_facts, requests
 from analyzer.findings import plain
 from analyzer.mig import board_of
 from analyzer.protocols import Context, Partition
@@ -253,8 +254,8 @@ def _reserve(rows: pd.DataFrame, context: Context) -> np.ndarray:
 def reserved_shares(context: Context) -> dict[tuple[str, str], float]:
     """Return the share of a card that each workload keeps on purpose in each of its slices.
 
-    The larger of its declared floor and, for an online one, the highest quantile of its forecast (series
-    `tenant/workload#ordinal`, a share of the card; the mean over its slices).
+    The larger of its declared floor and, for an online one, the highest quantile of its forecast use in cards: series
+    `tenant/workload#each` speaks of each of its slices; `tenant/workload` is their total, divided over those that live.
     """
     shares = {k: p.declaration.floor for k, p in context.declarations.items() if p.declared}
     forecasts = context.forecasts
@@ -262,11 +263,21 @@ def reserved_shares(context: Context) -> dict[tuple[str, str], float]:
         return shares
     top = forecasts[(forecasts["quantile"] == forecasts["quantile"].max()) & forecasts["value"].notna()]
     peaks = top.groupby("series")["value"].max()
-    by_workload = peaks.groupby(peaks.index.str.rsplit("#", n=1).str[0]).mean()
+    live = _live_slices(context.facts)
     for key, floor in shares.items():
         if context.declarations[key].declaration.service_class == "online":
-            shares[key] = max(floor, min(float(by_workload.get("/".join(key), 0.0)), 1.0))
+            name = "/".join(key)
+            each = peaks.get(name, 0.0) / max(live.get(key, 0), 1)
+            shares[key] = max(floor, min(float(peaks.get(f"{name}#each", each)), 1.0))
     return shares
+
+
+def _live_slices(facts: pd.DataFrame) -> Counter[tuple[str, str]]:
+    """Count the slices that each (tenant, workload) holds now, as the facts tell."""
+    now = facts[facts["to"].isna()]
+    tenants = hardware_facts(now, "slice", "tenant")
+    workloads = hardware_facts(now, "slice", "workload")
+    return Counter((tenants.get(key, ""), workload) for key, workload in workloads.items())
 
 
 def _closed(table: pd.DataFrame) -> pd.DataFrame:

@@ -111,10 +111,22 @@ def test_reserve_comes_first_and_use_counts_against_it(make_node: MakeNode) -> N
     terms = shares(ledger(node, declarations=declared).fleet)
     assert (terms["used"], terms["reserved"], terms["wasted"]) == (0.1, 0.3, 0.4)
     forecast = pd.DataFrame(
-        {"series": ["team/app#0"] * 3, "quantile": [0.5, 0.975, 0.975], "value": [0.2, 0.6, np.nan]}
+        {
+            "series": ["team/app", "team/app", "team/app", "team/app#0"],
+            "quantile": [0.5, 0.975, 0.975, 0.975],
+            "value": [0.2, 0.6, np.nan, 0.9],
+        }
     )
     terms = shares(ledger(node, declarations=declared, forecasts=forecast).fleet)
     assert (terms["reserved"], terms["wasted"]) == (0.5, 0.2)
+    for part in ("a", "b"):  # two slices live: the total is theirs together
+        node.fact("slice", "tenant", "team", gpu="GPU-1", part=part)
+        node.fact("slice", "workload", "app", gpu="GPU-1", part=part)
+    halved = reserved_shares(node.context(declarations=promise("team", "app"), forecasts=forecast))
+    assert halved == {("team", "app"): 0.3}
+    each = pd.DataFrame({"series": ["team/app#each", "team/app"], "quantile": 0.9, "value": [0.7, 0.6]})
+    told = reserved_shares(node.context(declarations=promise("team", "app"), forecasts=each))
+    assert told == {("team", "app"): 0.7}
     batch = promise("team", "app", floor=0.4, service_class="offline")
     assert reserved_shares(node.context(declarations=batch, forecasts=forecast)) == {("team", "app"): 0.4}
 
