@@ -101,7 +101,10 @@ def _replicas(
         names = frozenset(lane.workload for lane in card.lanes)
         for lane in card.lanes:
             same = (lane.tenant, lane.workload) == (victim.tenant, victim.workload)
-            if same and victim.workload not in ("", UNKNOWN) and lane.cost is not None and lane.cost.name == cost.name:
+            if not same or victim.workload in ("", UNKNOWN) or lane.cost is None or lane.cost.name != cost.name:
+                continue
+            # Another card of the same replica repeats the victim's own figures: it would control the effect away.
+            if not np.array_equal(lane.cost.values, cost.values, equal_nan=True):
                 result.append((names, lane.cost.values[cut]))
     return result
 

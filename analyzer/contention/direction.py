@@ -98,7 +98,7 @@ def direction(
         own_z,
         _memory(high),
         _foresight(victim, moved, high),
-        _dose(victim, moved, high),
+        _dose(victim, shifted(activity, lag), high),
     )
 
 
@@ -157,13 +157,13 @@ def _foresight(victim: Floats, suspect: Floats, high: Floats) -> float:
     return sum(scores) / math.sqrt(len(scores)) if scores else 0.0
 
 
-def _dose(victim: Floats, suspect: Floats, high: Floats) -> float:
+def _dose(victim: Floats, activity: Floats, high: Floats) -> float:
     """Rank correlation of the small steps from sample to sample inside the low state.
 
-    Starts and stops must not speak for it, nor the slow traces that projecting out the controls leaves in both series:
-    hence steps, and of those only the ordinary ones.
+    Starts and stops must not speak for it, nor the traces that projecting out the controls leaves in both series:
+    hence steps of the activity as measured, and of those only the ordinary ones.
     """
-    y, a = np.diff(victim), np.diff(np.where(high == 0.0, suspect, np.nan))
+    y, a = np.diff(victim), np.diff(np.where(high == 0.0, activity, np.nan))
     both = np.isfinite(y) & np.isfinite(a)
     if both.sum() < _FEW:
         return 0.0
