@@ -22,7 +22,9 @@ from dashboard.cli import (
     demo,
     explain,
     forecasting,
+    importing,
     output,
+    reporting,
     rows,
     serving,
     tune,
@@ -100,7 +102,8 @@ def root(
     ctx.obj = Context(config=config_file, debug=debug)
 
 
-for module in (demo, config, serving, analysis, explain, forecasting, views, collecting, rows, tune, changes, tuning):
+LOOK = (serving, analysis, explain, forecasting, views, reporting)
+for module in (demo, config, *LOOK, collecting, importing, rows, tune, changes, tuning):
     module.register(app)
 
 
