@@ -29,7 +29,7 @@ from tuner.planner import make_plan, plan_fast
 from tuner.planner.reserve import reserve_share
 from tuner.record import ChangeState, Drop, GroupRecord
 from tuner.service.analyse import Analysis, run_analysis
-from tuner.service.evidence import EvidenceReader
+from tuner.service.evidence import EvidenceReader, WindowCache
 from tuner.service.readback import quota_rows
 from tuner.service.watch import Sight, Watch
 from tuner.settings import CalendarSettings, StateSettings, TunerSettings
@@ -40,6 +40,7 @@ from tuner.verify import watch
 
 _LEASE_CYCLES = 3.0  # a lease outlives so many cycles, so that a slow one is not taken for dead
 _PROVEN_WINDOW = timedelta(days=7)  # a quiet night must not send the waves back to one
+_STANDS_BY = "another tuner holds the lease: this one stands by"
 PATIENCE_SECONDS = 10.0  # for a read-back; what takes longer is settled in a later cycle
 
 
@@ -80,6 +81,7 @@ class TunerParts:
     declarations: Sequence[WorkloadDeclaration] = ()
     calendars: Sequence[CalendarSettings] = ()
     holder: str = "tuner"
+    read_back: bool = True  # quotas that the backend tells become rows; not where it has them from the store itself
 
 
 class Tuner:
@@ -110,6 +112,7 @@ class Tuner:
             revalidate_seconds=0.0 if parts.backend.simulated else REVALIDATE_SECONDS,
             patience_seconds=0.0 if parts.backend.simulated else PATIENCE_SECONDS,
         )
+        self._windows = WindowCache(parts.store, parts.interval_seconds)
         self._findings: tuple[Finding, ...] = ()
         self._analysed_at: datetime | None = None
         self._watching_since: datetime | None = None
@@ -131,7 +134,7 @@ class Tuner:
             LeaseLostError: another tuner took over in the middle; nothing was written after that.
         """
         if not self._lease.acquire():
-            return CycleResult(now, held="another tuner holds the lease: this one stands by")
+            return CycleResult(now, held=_STANDS_BY)
         steps = list(self._executor.recover())
         expire_waiting(self._parts.state, now=now, actor=self._parts.holder)
         try:
@@ -139,24 +142,27 @@ class Tuner:
         except UnreachableError as error:
             return CycleResult(now, held=str(error), steps=tuple(steps))
         planner = replace(sight.planner, confidence=track_record(list_outcomes(self._parts.state), now))
-        self._parts.store.write(quota_rows(sight.state, now, self._parts.interval_seconds))
+        if self._parts.read_back:
+            self._parts.store.write(quota_rows(sight.state, now, self._parts.interval_seconds))
         steps += self._verify(sight)
         return self._carry_out(make_plan(planner, self._parts.settings), sight, steps)
 
     def fast_once(self, now: datetime) -> CycleResult:
-        """Run the fast path as of `now`: only for objectives that are missed, only increases that they need.
+        """Run the fast path as of `now`: only for objectives that are missed, only what they need.
 
         Raises:
             LeaseLostError: another tuner took over.
         """
-        if not self._lease.acquire():
-            return CycleResult(now, held="another tuner holds the lease: this one stands by")
         try:
             sight = self._look(now)
         except UnreachableError as error:
             return CycleResult(now, held=str(error))
         plan = plan_fast(sight.planner, self._parts.settings)
-        return self._carry_out(plan, sight, []) if plan.groups else CycleResult(now)
+        if not plan.groups:
+            return CycleResult(now)
+        if not self._lease.acquire():
+            return CycleResult(now, held=_STANDS_BY)
+        return self._carry_out(plan, sight, [])
 
     def run(self, stop: threading.Event) -> None:
         """Run cycles and the fast path on the clock until `stop` is set."""
@@ -212,7 +218,7 @@ class Tuner:
         if not watched:
             return []
         online = frozenset(s.target for card in sight.planner.cards for s in card.slices if s.online)
-        reader = EvidenceReader.of(self._parts.store, self._parts.interval_seconds, online)
+        reader = EvidenceReader(self._windows, online)
         return [
             watch(
                 record,

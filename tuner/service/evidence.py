@@ -26,31 +26,42 @@ _FIELDS = (
 )
 _KEY = ["cluster", "node", "gpu", "slice"]
 _NOTHING = Measured()
+_WINDOWS_KEPT = 64
 
 
-@dataclass(slots=True)
+class WindowCache:
+    """Windows of slices already read; what lies before a change is asked for again in every cycle of its watch."""
+
+    def __init__(self, store: StoreReader, interval_seconds: float) -> None:
+        self._store = store
+        self._interval_seconds = interval_seconds
+        self._kept: dict[Window, Mapping[Target, tuple[str, Measured]]] = {}
+
+    def __call__(self, window: Window) -> Mapping[Target, tuple[str, Measured]]:
+        """Return slice -> (tenant, what was measured) over a window."""
+        if window not in self._kept:
+            while len(self._kept) >= _WINDOWS_KEPT:
+                del self._kept[next(iter(self._kept))]
+            rows = self._store.read("slice", window, fields=_FIELDS)
+            self._kept[window] = _measured(rows[rows["tenant"] != NOBODY], self._interval_seconds)
+        return self._kept[window]
+
+
+@dataclass(frozen=True, slots=True)
 class EvidenceReader:
-    """Reads windows of slice rows; calls of one cycle over the same window share one read.
+    """Reads before and after of a group.
 
     Args:
-        store: where the rows are.
-        interval_seconds: grid of the rows.
+        windows: where windows come from.
         online: slices with a latency promise, or with nobody's word that they have none.
     """
 
-    store: StoreReader
-    interval_seconds: float
+    windows: WindowCache
     online: frozenset[Target]
-    _read: dict[Window, Mapping[Target, tuple[str, Measured]]]
-
-    @classmethod
-    def of(cls, store: StoreReader, interval_seconds: float, online: frozenset[Target]) -> EvidenceReader:
-        """Make a reader for one cycle."""
-        return cls(store, interval_seconds, online, {})
 
     def __call__(self, group: Group, before: Window, after: Window) -> tuple[Sequence[Evidence], Sequence[Evidence]]:
         """Return (affected, peers) of a group."""
-        was, now = self._window(before), self._window(after)
+        was, now = self.windows(before), self.windows(after)
         ratios = {c.target: c.after / c.before for c in group.changes if c.knob == SHARE_KNOB and c.before > 0}
         cards = {domain_of(c.target) for c in group.changes if c.target.kind != "queue"} | self._admitted(
             group, was, now
@@ -80,12 +91,6 @@ class EvidenceReader:
         """Return the cards on which work of a raised queue's tenant appeared."""
         tenants = {c.tenant for c in group.changes if c.target.kind == "queue" and not c.is_decrease}
         return {domain_of(t) for t, (tenant, _) in now.items() if tenant in tenants and t not in was}
-
-    def _window(self, window: Window) -> Mapping[Target, tuple[str, Measured]]:
-        if window not in self._read:
-            rows = self.store.read("slice", window, fields=_FIELDS)
-            self._read[window] = _measured(rows[rows["tenant"] != NOBODY], self.interval_seconds)
-        return self._read[window]
 
 
 def _measured(rows: pd.DataFrame, interval_seconds: float) -> dict[Target, tuple[str, Measured]]:

@@ -1,10 +1,12 @@
-"""The last minutes of all slices, as columns: what each used of its card, what it was asked and what it kept."""
+"""The last minutes of all slices: what each used of its card, what it was asked, and what it kept."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from datetime import datetime
 
 import numpy as np
 import numpy.typing as npt
@@ -24,54 +26,51 @@ _FIELDS = (
     "within_objective_per_second",
     "memory_used_bytes",
 )
-_TAGS = ["cluster", "node", "gpu", "slice", "tenant", "workload"]
+_TAGS = ("cluster", "node", "gpu", "slice", "tenant", "workload")
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
-    """Rows of a short window, one array element a row; NaN absent, shares of the whole card."""
+class Holding:
+    """One slice in the hands of its last holder over a short window; shares of the whole card, NaN absent.
 
-    rows: pd.DataFrame
+    `used`, `quota` and `met` (share of requests within the objective) have one element a row.
+    """
+
+    target: Target
+    tenant: str
+    workload: str
     times_ms: npt.NDArray[np.int64]
     used: Floats
     quota: Floats
-    requests: Floats
-    within: Floats
-    memory: Floats
+    met: Floats
+    requests_per_second: float  # mean
+    kept: float
+    memory_bytes: float  # highest
 
     @property
-    def met(self) -> Floats:
-        """Share of the requests that met the objective, a row; NaN without requests."""
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return np.asarray(self.within / self.requests)
+    def mean_used(self) -> float:
+        """Mean share of the card in use; NaN where no row knows it."""
+        return mean(self.used)
 
-    @property
-    def last_ms(self) -> float:
-        """Time of the newest row."""
-        return float(self.times_ms.max(initial=0))
+    def age_seconds(self, end: datetime, interval_seconds: float) -> float:
+        """Return how long the slice has been silent at `end`, beyond its interval."""
+        return max(end.timestamp() - float(self.times_ms[-1]) / 1000 - interval_seconds, 0.0)
 
-    def holdings(self) -> Iterator[tuple[tuple[str, str], Target, npt.NDArray[np.intp]]]:
-        """Yield ((tenant, workload), slice, indices of its rows), each slice in the hands of its last holder."""
-        if self.rows.empty:
-            return
-        newest: dict[Target, tuple[tuple[str, str], npt.NDArray[np.intp]]] = {}
-        grouped = self.rows.groupby(_TAGS, sort=True)
-        tags = self.rows[_TAGS].to_numpy()
-        groups = grouped.ngroup().to_numpy(np.intp)
-        order = np.argsort(groups, kind="stable")
-        for index in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
-            cluster, node, gpu, slice_, tenant, workload = (str(v) for v in tags[index[0]])
-            target = Target("slice", cluster, node, gpu, slice_)
-            known = newest.get(target)
-            if known is None or self.times_ms[index].max() > self.times_ms[known[1]].max():
-                newest[target] = ((tenant, workload), index)
-        for target, (holder, index) in newest.items():
-            yield holder, target, index
+    def coverage(self, last_ms: float, interval_seconds: float) -> float:
+        """Return the share of the intervals since its first row that have one."""
+        lived = (last_ms - float(self.times_ms[0])) / 1000 / interval_seconds + 1
+        return min(len(self.times_ms) / max(lived, 1.0), 1.0)
+
+
+def mean(values: Floats) -> float:
+    """Mean of what is known; NaN where nothing is."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else math.nan
 
 
 def read_live(
     store: StoreReader, window: Window, *, granted: Mapping[Target, float], side_by_side: AbstractSet[Target]
-) -> Live:
+) -> list[Holding]:
     """Read a window of slice and card rows and attribute each card's activity.
 
     Under MPS clients run side by side on their shares (weight: busy x quota); under time slicing and vGPU one runs at a
@@ -85,33 +84,72 @@ def read_live(
     """
     rows = store.read("slice", window, fields=_FIELDS)
     cards = store.read("gpu", window, fields=_ACTIVITY)
-    activity = _first_known(cards, _ACTIVITY)
-    own = _first_known(rows, _ACTIVITY[:2])
-    busy = rows["busy_ratio"].to_numpy(np.float64)
-    slices = [Target("slice", *(str(v) for v in key)) for key in rows[_TAGS[:4]].to_numpy()]
-    told = np.array([granted.get(target, np.nan) for target in slices], dtype=np.float64)
+    if rows.empty:
+        return []
+    tags = [rows[name].to_numpy(dtype=object) for name in _TAGS]
+    starts = _group_starts(tags)
+    sizes = np.diff(np.append(starts, len(rows)))
+    holders = [tuple(str(column[i]) for column in tags) for i in starts]
+    targets = [Target("slice", *holder[:4]) for holder in holders]
+    times = rows["time"].to_numpy("datetime64[ms]").astype(np.int64)
+    told = np.repeat([granted.get(t, np.nan) for t in targets], sizes)
     quota = np.where(np.isnan(told), rows["sm_quota_ratio"].to_numpy(np.float64), told)
-    index = pd.MultiIndex.from_frame(cards[["cluster", "node", "gpu", "time"]])
-    keys = pd.MultiIndex.from_frame(rows[["cluster", "node", "gpu", "time"]])
-    place = index.get_indexer(keys)
-    moments, inverse = np.unique(np.where(place < 0, len(cards), place), return_inverse=True)
-    known = np.append(activity, np.nan)[moments]
-    side = np.array([target in side_by_side for target in slices], dtype=bool)
-    weight = np.where(side & ~np.isnan(quota), busy * quota, busy)
-    return Live(
-        rows=rows,
-        times_ms=rows["time"].to_numpy("datetime64[ms]").astype(np.int64),
-        used=attribute(own, weight, inverse, known),
-        quota=quota,
-        requests=rows["requests_per_second"].to_numpy(np.float64),
-        within=rows["within_objective_per_second"].to_numpy(np.float64),
-        memory=rows["memory_used_bytes"].to_numpy(np.float64),
+    side = np.repeat([t in side_by_side for t in targets], sizes)
+    busy = rows["busy_ratio"].to_numpy(np.float64)
+    moment, activity = _moments(tags[2], times, cards)
+    used = attribute(
+        _first_known(rows, _ACTIVITY[:2]), np.where(side & ~np.isnan(quota), busy * quota, busy), moment, activity
     )
+    requests, within = (rows[f"{name}_per_second"].to_numpy(np.float64) for name in ("requests", "within_objective"))
+    memory = rows["memory_used_bytes"].to_numpy(np.float64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        met = within / requests
+    newest: dict[Target, Holding] = {}
+    for holder, target, first, size in zip(holders, targets, starts, sizes, strict=True):
+        part = slice(int(first), int(first + size))
+        known = newest.get(target)
+        if known is not None and known.times_ms[-1] >= times[part][-1]:
+            continue
+        asked = float(np.nansum(requests[part]))
+        known_memory = memory[part][~np.isnan(memory[part])]
+        newest[target] = Holding(
+            target=target,
+            tenant=holder[4],
+            workload=holder[5],
+            times_ms=times[part],
+            used=used[part],
+            quota=quota[part],
+            met=met[part],
+            requests_per_second=mean(requests[part]),
+            kept=float(np.nansum(within[part])) / asked if asked > 0 else math.nan,
+            memory_bytes=float(known_memory.max()) if len(known_memory) else math.nan,
+        )
+    return list(newest.values())
+
+
+def _group_starts(tags: list[npt.NDArray[np.object_]]) -> npt.NDArray[np.intp]:
+    """Return where a new holding begins: rows come sorted by key, then time."""
+    changed = np.zeros(len(tags[0]), dtype=bool)
+    changed[0] = True
+    for column in tags:
+        changed[1:] |= column[1:] != column[:-1]
+    return np.flatnonzero(changed)
+
+
+def _moments(
+    gpus: npt.NDArray[np.object_], times: npt.NDArray[np.int64], cards: pd.DataFrame
+) -> tuple[npt.NDArray[np.intp], Floats]:
+    """Return the index of each row's card and instant, and the card's activity at each (NaN: no row of the card)."""
+    card_times = cards["time"].to_numpy("datetime64[ms]").astype(np.int64)
+    activity = _first_known(cards, _ACTIVITY)
+    known = dict(zip(zip(cards["gpu"].to_numpy(dtype=object), card_times, strict=True), activity, strict=True))
+    places: dict[tuple[object, np.int64], int] = {}
+    moment = np.array([places.setdefault(key, len(places)) for key in zip(gpus, times, strict=True)], dtype=np.intp)
+    return moment, np.array([known.get(key, np.nan) for key in places], dtype=np.float64)
 
 
 def _first_known(frame: pd.DataFrame, names: tuple[str, ...]) -> Floats:
-    values = frame[list(names)].to_numpy(np.float64)
-    out = values[:, 0].copy()
-    for column in range(1, values.shape[1]):
-        out = np.where(np.isnan(out), values[:, column], out)
+    out = frame[names[0]].to_numpy(np.float64, copy=True)
+    for name in names[1:]:
+        out = np.where(np.isnan(out), frame[name].to_numpy(np.float64), out)
     return np.asarray(out)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import orjson
 import pandas as pd
@@ -18,11 +18,19 @@ _PLAIN_FACTS = ("service_class", "weight", "floor", "protected")
 def resolve_promises(
     facts: pd.DataFrame, slices: pd.DataFrame, configured: Sequence[WorkloadDeclaration]
 ) -> dict[tuple[str, str], ResolvedWorkload]:
+    """As `promises_of`, for the holders of slice rows (columns `tenant` and `workload`)."""
+    holders = {(str(t), str(w)) for t, w in slices[["tenant", "workload"]].drop_duplicates().to_numpy()}
+    return promises_of(facts, holders, configured)
+
+
+def promises_of(
+    facts: pd.DataFrame, holders: Iterable[tuple[str, str]], configured: Sequence[WorkloadDeclaration]
+) -> dict[tuple[str, str], ResolvedWorkload]:
     """Return (tenant, workload) -> promises for every workload that holds a slice or has an annotation.
 
     Args:
         facts: as `Store.facts` returns them; later spans win.
-        slices: rows with `tenant` and `workload`.
+        holders: (tenant, workload) of the slices; nobody and unknown holders are left out.
         configured: the `[[workload]]` tables, in order.
     """
     annotations: dict[tuple[str, str], dict[str, str]] = {}
@@ -34,8 +42,7 @@ def resolve_promises(
             notes[str(name)] = str(value)
         elif name == "objective":
             notes |= {f"objective_{key}": str(part) for key, part in orjson.loads(str(value)).items()}
-    seen = slices[["tenant", "workload"]].drop_duplicates()
-    keys = {(str(t), str(w)) for t, w in seen.itertuples(index=False) if w not in _NOBODY}
+    keys = {(tenant, workload) for tenant, workload in holders if workload not in _NOBODY}
     return {
         (tenant, workload): resolve_workload(tenant, workload, tuple(configured), annotations.get((tenant, workload)))
         for tenant, workload in sorted(keys | annotations.keys())

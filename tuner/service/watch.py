@@ -21,8 +21,8 @@ from tuner.model import Backend, BackendState, Target, TargetState
 from tuner.planner import CardView, PlannerInput, QueueView, SliceView
 from tuner.planner.views import MEMORY_KNOB, QUEUE_KNOB, SHARE_KNOB
 from tuner.service.demand import DemandHistory, ResponseCurves, UnitCosts
-from tuner.service.live import Live, read_live
-from tuner.service.promises import PROMISE_FACTS, is_protected, objective_share, resolve_promises
+from tuner.service.live import Holding, read_live
+from tuner.service.promises import PROMISE_FACTS, is_protected, objective_share, promises_of
 from tuner.settings import TunerSettings
 
 _STEP = timedelta(minutes=5)
@@ -35,6 +35,7 @@ _FORECAST_EVERY = timedelta(minutes=15)
 _FIT_EVERY = timedelta(hours=6)
 _FIRST_FIT = timedelta(hours=24)  # before a day was seen, the models' prior is the better guess
 _HEALTH_WINDOW = timedelta(hours=24)
+_HEALTH_EVERY = timedelta(minutes=5)
 _PROMISES_EVERY = timedelta(minutes=15)
 _FOREVER = 1e6  # seconds
 _SICK_CODES = ("xid", "card_lost")
@@ -49,7 +50,6 @@ class Seen:
     kept: float
     coverage: float
     age_seconds: float
-    memory_bytes: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,8 @@ class Watch:
         self._needs: dict[str, tuple[float, float]] = {}
         self._peaks: dict[Target, float] = {}
         self._seen_until: datetime | None = None
+        self._sick: dict[Target, list[str]] = {}
+        self._sick_at: datetime | None = None
         self._promises: dict[tuple[str, str], ResolvedWorkload] = {}
         self._undeclarable: set[tuple[str, str]] = set()  # nobody, and unknown holders
         self._promises_at: datetime | None = None
@@ -172,64 +174,62 @@ class Watch:
         self, start: datetime, end: datetime, state: BackendState
     ) -> tuple[dict[Target, Seen], dict[tuple[str, str], ResolvedWorkload]]:
         window = Window(start, end)
-        live = read_live(
+        holdings = read_live(
             self._store,
             window,
             granted={t: s.effective[SHARE_KNOB] for t, s in state.targets.items() if SHARE_KNOB in s.effective},
             side_by_side={t for t, s in state.targets.items() if s.facts.get("kind") == "mps"},
         )
-        promises = self._promises_of(live, window)
+        promises = self._promises_of(holdings, window)
         seen: dict[Target, Seen] = {}
         totals: dict[str, list[float]] = defaultdict(list)
-        fresh = live.times_ms >= (0 if self._seen_until is None else self._seen_until.timestamp() * 1000 - 1)
-        for (tenant, workload), target, index in live.holdings():
-            self._remember_peak(target, live.memory[index])
-            series = series_of(tenant, workload)
-            seen[target] = now_seen = self._summary(live, index, end, series)
-            if tenant == NOBODY:
+        last_ms = max((float(h.times_ms[-1]) for h in holdings), default=0.0)
+        fresh_ms = 0.0 if self._seen_until is None else self._seen_until.timestamp() * 1000 - 1
+        for holding in holdings:
+            series = series_of(holding.tenant, holding.workload)
+            used = self._used(series, holding)
+            self._remember_peak(holding.target, holding.memory_bytes)
+            seen[holding.target] = Seen(
+                used=used,
+                kept=holding.kept,
+                coverage=holding.coverage(last_ms, self._interval_seconds),
+                age_seconds=holding.age_seconds(end, self._interval_seconds),
+            )
+            if holding.tenant == NOBODY:
                 continue
-            if not math.isnan(now_seen.used):
-                totals[series].append(now_seen.used)
-            share = objective_share(promises.get((tenant, workload)))
+            if not math.isnan(used):
+                totals[series].append(used)
+            share = objective_share(promises.get((holding.tenant, holding.workload)))
             if not math.isnan(share):
-                new = index[fresh[index]]
-                kept = np.where(np.isnan(live.met[new]), np.nan, live.met[new] >= share)
+                new = holding.times_ms >= fresh_ms
+                kept = np.where(np.isnan(holding.met[new]), np.nan, holding.met[new] >= share)
                 with np.errstate(invalid="ignore", divide="ignore"):
-                    self._curves.add(series, live.used[new] / live.quota[new], kept)
+                    self._curves.add(series, holding.used[new] / holding.quota[new], kept)
         self._history.add(end, {name: float(np.sum(parts)) / len(parts) for name, parts in totals.items()})
         self._seen_until = end
         return seen, promises
 
-    def _promises_of(self, live: Live, window: Window) -> dict[tuple[str, str], ResolvedWorkload]:
+    def _used(self, series: str, holding: Holding) -> float:
+        """Return what a slice uses: for a service its rate times its calm cost, once that is known."""
+        used = holding.mean_used
+        self._costs.add(series, used, holding.requests_per_second)
+        calm = self._costs.used(series, holding.requests_per_second)
+        return used if math.isnan(calm) else calm
+
+    def _promises_of(self, holdings: Sequence[Holding], window: Window) -> dict[tuple[str, str], ResolvedWorkload]:
         """Return the promises of all workloads; read anew every few minutes, and when a workload is new."""
-        holders = {(str(t), str(w)) for t, w in live.rows[["tenant", "workload"]].drop_duplicates().to_numpy()}
+        holders = {(h.tenant, h.workload) for h in holdings}
         known = self._promises_at is not None and window.end - self._promises_at < _PROMISES_EVERY
         if not known or holders - self._promises.keys() - self._undeclarable:
             facts = self._store.facts(window, names=PROMISE_FACTS)
-            self._promises = resolve_promises(facts, live.rows, self._configured)
+            self._promises = promises_of(facts, holders, self._configured)
             self._undeclarable = holders - self._promises.keys()
             self._promises_at = window.end
         return self._promises
 
-    def _summary(self, live: Live, index: np.ndarray, end: datetime, series: str) -> Seen:
-        used, asked, times = _mean(live.used[index]), np.nansum(live.requests[index]), live.times_ms[index]
-        rate = _mean(live.requests[index])
-        self._costs.add(series, used, rate)
-        calm = self._costs.used(series, rate)
-        age = end.timestamp() - float(times.max()) / 1000
-        lived = (live.last_ms - float(times.min())) / 1000 / self._interval_seconds + 1
-        memory = live.memory[index]
-        return Seen(
-            used=used if math.isnan(calm) else calm,
-            kept=float(np.nansum(live.within[index]) / asked) if asked > 0 else math.nan,
-            coverage=min(len(index) / max(lived, 1.0), 1.0),
-            age_seconds=max(age - self._interval_seconds, 0.0),
-            memory_bytes=float(np.nanmax(memory)) if not np.isnan(memory).all() else math.nan,
-        )
-
-    def _remember_peak(self, target: Target, memory: np.ndarray) -> None:
-        if not np.isnan(memory).all():
-            self._peaks[target] = max(self._peaks.get(target, 0.0), float(np.nanmax(memory)))
+    def _remember_peak(self, target: Target, memory_bytes: float) -> None:
+        if not math.isnan(memory_bytes):
+            self._peaks[target] = max(self._peaks.get(target, 0.0), memory_bytes)
 
     def _refresh_forecast(self, now: datetime) -> None:
         if self._forecast_at is not None and now - self._forecast_at < _FORECAST_EVERY:
@@ -252,18 +252,15 @@ class Watch:
 
     def _health(self, state: BackendState, now: datetime) -> dict[Target, tuple[str, ...]]:
         """Return the evidence against each card that was seen; an unseen card is absent, and unknown is not healthy."""
-        events = self._store.events(Window.last(now + timedelta(milliseconds=1), _HEALTH_WINDOW))
-        bad = events[events["code"].isin(_SICK_CODES) & events["severity"].isin(_SICK_SEVERITIES)]
-        evidence: dict[Target, list[str]] = defaultdict(list)
-        for cluster, node, gpu, message in bad[["cluster", "node", "gpu", "message"]].astype(str).to_numpy():
-            evidence[Target("card", cluster, node, gpu)].append(message)
+        if self._sick_at is None or now - self._sick_at >= _HEALTH_EVERY:
+            events = self._store.events(Window.last(now + timedelta(milliseconds=1), _HEALTH_WINDOW))
+            bad = events[events["code"].isin(_SICK_CODES) & events["severity"].isin(_SICK_SEVERITIES)]
+            self._sick = defaultdict(list)
+            for cluster, node, gpu, message in bad[["cluster", "node", "gpu", "message"]].astype(str).to_numpy():
+                self._sick[Target("card", cluster, node, gpu)].append(message)
+            self._sick_at = now
         cards_held = {_card_of(t) for t in state.targets if t.kind in {"slice", "card"}}
-        return {card: tuple(sorted(set(evidence.get(card, ())))) for card in cards_held}
-
-
-def _mean(values: np.ndarray) -> float:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else math.nan
+        return {card: tuple(sorted(set(self._sick.get(card, ())))) for card in cards_held}
 
 
 def series_of(tenant: str, workload: str) -> str:
@@ -302,7 +299,7 @@ def _views(
         if target.kind != "slice" or tenant in {"", NOBODY}:
             continue
         promise = promises.get((tenant, workload))
-        last = seen.get(target, Seen(math.nan, math.nan, 0.0, math.inf, math.nan))
+        last = seen.get(target, Seen(math.nan, math.nan, 0.0, math.inf))
         series = series_of(tenant, workload)
         lead, hold = watch.needs(series)
         protected = is_protected(promises, tenant, workload)
