@@ -9,10 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from xml.etree.ElementTree import Element, tostring
 
-from markupsafe import Markup, escape
+from dashboard.cli.output import clean as printable
+
+Point = tuple[float, float]
 
 _STRETCH = 1000.0  # units across a stretched plot
+_ABOVE, _BELOW = 14.0, 20.0  # px kept for the labels of a plot
+_ROOM = 0.075  # share of a bar from which a figure fits into a part
+_EDGE = 0.04  # a tick so near to the side is written inwards
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,90 +31,66 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of a stacked bar or column: name of its colour class, and amount."""
+    """One part of a stacked bar or column: name of its colour class, share of the whole, and its figure."""
 
     name: str
-    amount: float
+    share: float
+    text: str = ""
 
 
-def element(name: str, *content: Markup | str, **attributes: str | float) -> Markup:
-    """Return an element; attribute names may end with `_` and use `_` for `-`; text and values are escaped."""
-    parts = [Markup('{}="{}"').format(_attribute(key), _text(value)) for key, value in attributes.items()]
-    inside = Markup("").join(escape(part) for part in content)
-    return Markup("<{0}{1}>{2}</{0}>").format(
-        Markup(name), Markup("").join(Markup(" ") + part for part in parts), inside
-    )
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What may come at a place of the axis; all are shares of the plot, 0..1."""
+
+    x: float
+    low: float
+    median: float
+    high: float
 
 
-def _attribute(key: str) -> Markup:
-    if key in {"viewBox", "preserveAspectRatio"}:
-        return Markup(key)
-    return Markup(key.rstrip("_").replace("_", "-"))
-
-
-def _text(value: str | float) -> str:
-    return value if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip(".")
-
-
-def _across(share: float) -> str:
-    return f"{_text(100 * share)}%"
-
-
-def _image(height: float, label: str, *content: Markup) -> Markup:
-    title = element("title", label)
-    return element("svg", title, *content, width="100%", height=height, role="img", aria_label=label, class_="chart")
-
-
-def stacked_bar(parts: Sequence[Part], label: str, height: float = 34) -> Markup:
-    """Return one horizontal bar; parts share its width by amount, those of 7 % and more carry their figure."""
-    total = sum(p.amount for p in parts if p.amount > 0)
-    shapes: list[Markup] = []
+def stacked_bar(parts: Sequence[Part], label: str, height: float = 34.0) -> str:
+    """Return one horizontal bar; wide parts carry their figure. What is below 0 is left out."""
+    shown = [part for part in parts if part.share > 0]
+    scale = 1 / max(sum(part.share for part in shown), 1.0)
+    shapes = []
     left = 0.0
-    for part in parts:
-        if not part.amount > 0:
-            continue
-        width = part.amount / total
-        shapes.append(_rect(left, width, 0, height, part.name, f"{part.name} {width:.1%}"))
-        if width >= 0.07:
-            middle = _across(left + width / 2)
-            text = f"{100 * width:.0f} %"
-            shapes.append(element("text", text, x=middle, y=height / 2 + 4, class_="in", text_anchor="middle"))
-        left += width
-    return _image(height, label, *shapes)
-
-
-def _rect(left: float, width: float, top: float, height: float, name: str, title: str = "") -> Markup:
-    hint = (element("title", title),) if title else ()
-    return element(
-        "rect", *hint, x=_across(left), width=_across(width), y=top, height=max(height, 0.0), class_=f"c-{name}"
-    )
-
-
-def stacked_columns(
-    columns: Sequence[Sequence[Part]], ticks: Sequence[Tick], label: str, height: float = 180
-) -> Markup:
-    """Return columns of equal width, each stacked upwards; amounts are shares of the height (a column may be empty)."""
-    plot = height - 20
-    shapes: list[Markup] = []
-    width = 1 / max(len(columns), 1)
-    for index, column in enumerate(columns):
-        top = plot
-        for part in column:
-            if part.amount > 0:
-                size = part.amount * plot
-                top -= size
-                shapes.append(
-                    _rect(index * width, width * 1.02 if len(columns) > 60 else width * 0.94, top, size, part.name)
+    for part in shown:
+        width = part.share * scale
+        shapes.append(_rect(part.name, (left, width), (0.0, height), f"{part.name} {part.text}"))
+        if width >= _ROOM:
+            shapes.append(
+                _node(
+                    "text", part.text, x=_across(left + width / 2), y=height / 2 + 4, class_=f"in on-{part.name}",
+                    text_anchor="middle",
                 )
+            )  # fmt: skip
+        left += width
+    return _image(label, height, shapes)
+
+
+def stacked_columns(columns: Sequence[Sequence[Part]], ticks: Sequence[Tick], label: str, height: float = 190.0) -> str:
+    """Return columns of equal width, each stacked upwards by share; a column may be empty."""
+    plot = height - _ABOVE - _BELOW
+    width = 1 / max(len(columns), 1)
+    drawn = width * (0.9 if len(columns) <= 60 else 1.02)  # many columns touch, without a seam
+    shapes = []
+    for index, column in enumerate(columns):
+        top = _ABOVE + plot
+        for part in column:
+            if part.share > 0:
+                size = part.share * plot
+                top -= size
+                shapes.append(_rect(part.name, (index * width, drawn), (top, size)))
     shapes += _grid(plot, [Tick(0.5, "50 %"), Tick(1.0, "100 %")])
-    return _image(height, label, *shapes, *_below(ticks, height))
+    return _image(label, height, [*shapes, *_below(ticks, height)])
 
 
-def strip(values: Sequence[float], label: str, height: float = 16) -> Markup:
-    """Return a row of cells, one a value of 0..1: full, nearly, poor; NaN is drawn as absent."""
+def strip(values: Sequence[float], label: str, height: float = 16.0) -> str:
+    """Return a row of cells, one a value of 0..1: full, nearly full (95 %), less; NaN is drawn as absent."""
     width = 1 / max(len(values), 1)
-    cells = [_rect(i * width, width * 0.92, 0, height, _level(value)) for i, value in enumerate(values)]
-    return _image(height, label, *cells)
+    drawn = width * (0.92 if len(values) <= 60 else 1.02)
+    cells = [_rect(_level(value), (i * width, drawn), (0.0, height)) for i, value in enumerate(values)]
+    return _image(label, height, cells)
 
 
 def _level(value: float) -> str:
@@ -117,59 +99,54 @@ def _level(value: float) -> str:
     return "good" if value >= 1 else "fair" if value >= 0.95 else "poor"
 
 
-def interval(value: float, low: float, high: float, most: float, label: str) -> Markup:
-    """Return a bar from 0 to `value` of at most `most`, with its interval as a line."""
-
-    def at(amount: float) -> float:
-        return min(max(amount / most, 0.0), 1.0)
-
+def interval(value: float, low: float, high: float, label: str) -> str:
+    """Return a bar from 0 to `value`, and a line from `low` to `high`; all are shares of the width, cut to it."""
+    value, low, high = (min(max(part, 0.0), 1.0) for part in (value, low, high))
     return _image(
-        14,
         label,
-        element("line", x1="0", x2="100%", y1=7, y2=7, class_="grid"),
-        _rect(0, at(value), 3, 8, "bar"),
-        element("line", x1=_across(at(low)), x2=_across(at(high)), y1=7, y2=7, class_="whisker"),
+        14.0,
+        [
+            _node("line", x1="0", x2="100%", y1=7.0, y2=7.0, class_="grid"),
+            _rect("bar", (0.0, value), (3.0, 8.0)),
+            _node("line", x1=_across(low), x2=_across(high), y1=7.0, y2=7.0, class_="whisker"),
+        ],
     )
 
 
 def fan(
-    past: Sequence[tuple[float, float]],
-    ahead: Sequence[tuple[float, float, float, float]],
+    past: Sequence[Point],
+    ahead: Sequence[Step],
+    *,
     ticks: Sequence[Tick],
-    labels: Sequence[Tick],
+    sides: Sequence[Tick],
     label: str,
-    height: float = 200,
-) -> Markup:
-    """Return a line of what was, and a widening band of what may come; all coordinates are shares of the plot, 0..1.
+    height: float = 230.0,
+) -> str:
+    """Return a line of what was, and a widening band of what may come.
 
     Args:
-        past: (x, y); NaN breaks the line.
-        ahead: (x, low, median, high).
+        past: (x, y) as shares of the plot, 0..1; a NaN breaks the line.
+        ahead: what may come, from left to right.
         ticks: along the bottom.
-        labels: along the side.
+        sides: along the side.
         label: what it shows, in words.
         height: in pixels.
     """
-    plot = height - 20
+    plot = height - _ABOVE - _BELOW
     curves = []
     if ahead:
-        band = [(x, high) for x, _, _, high in ahead] + [(x, low) for x, low, _, _ in reversed(ahead)]
-        curves.append(element("polygon", points=_points(band, plot), class_="band"))
-        curves.append(element("polyline", points=_points([(x, m) for x, _, m, _ in ahead], plot), class_="median"))
-    curves += [element("polyline", points=_points(run, plot), class_="past") for run in _runs(past)]
-    frame = element(
-        "svg",
-        *curves,
-        width="100%",
-        height=plot,
-        viewBox=f"0 0 {_STRETCH:.0f} {_text(plot)}",
-        preserveAspectRatio="none",
-    )
-    return _image(height, label, *_grid(plot, labels), frame, *_below(ticks, height))
+        band = [(s.x, s.high) for s in ahead] + [(s.x, s.low) for s in reversed(ahead)]
+        curves.append(_node("polygon", points=_points(band, plot), class_="band"))
+        curves.append(_node("polyline", points=_points([(s.x, s.median) for s in ahead], plot), class_="median"))
+    curves += [_node("polyline", points=_points(run, plot), class_="past") for run in _runs(past)]
+    box = f"0 0 {_number(_STRETCH)} {_number(plot)}"
+    frame = _node("svg", x="0", y=_ABOVE, width="100%", height=plot, viewBox=box, preserveAspectRatio="none")
+    frame.extend(curves)
+    return _image(label, height, [frame, *_grid(plot, sides), *_below(ticks, height)])
 
 
-def _runs(points: Iterable[tuple[float, float]]) -> list[list[tuple[float, float]]]:
-    runs: list[list[tuple[float, float]]] = [[]]
+def _runs(points: Iterable[Point]) -> list[list[Point]]:
+    runs: list[list[Point]] = [[]]
     for x, y in points:
         if math.isnan(y):
             runs.append([])
@@ -178,22 +155,57 @@ def _runs(points: Iterable[tuple[float, float]]) -> list[list[tuple[float, float
     return [run for run in runs if len(run) > 1]
 
 
-def _points(points: Iterable[tuple[float, float]], plot: float) -> str:
+def _points(points: Iterable[Point], plot: float) -> str:
     return " ".join(f"{x * _STRETCH:.1f},{(1 - y) * plot:.1f}" for x, y in points)
 
 
-def _grid(plot: float, labels: Sequence[Tick]) -> list[Markup]:
-    shapes = [element("line", x1="0", x2="100%", y1=plot, y2=plot, class_="axis")]
+def _grid(plot: float, labels: Sequence[Tick]) -> list[Element]:
+    bottom = _ABOVE + plot
+    shapes = [_node("line", x1="0", x2="100%", y1=bottom, y2=bottom, class_="axis")]
     for tick in labels:
-        y = (1 - tick.at) * plot
-        shapes.append(element("line", x1="0", x2="100%", y1=y, y2=y, class_="grid"))
-        shapes.append(element("text", tick.text, x="0", y=y + 12, class_="tick"))
+        y = _ABOVE + (1 - tick.at) * plot
+        shapes.append(_node("line", x1="0", x2="100%", y1=y, y2=y, class_="grid"))
+        shapes.append(_node("text", tick.text, x="0", y=y - 4, class_="tick"))
     return shapes
 
 
-def _below(ticks: Sequence[Tick], height: float) -> list[Markup]:
+def _below(ticks: Sequence[Tick], height: float) -> list[Element]:
     shapes = []
     for tick in ticks:
-        anchor = "start" if tick.at < 0.04 else "end" if tick.at > 0.96 else "middle"
-        shapes.append(element("text", tick.text, x=_across(tick.at), y=height - 5, class_="tick", text_anchor=anchor))
+        anchor = "start" if tick.at < _EDGE else "end" if tick.at > 1 - _EDGE else "middle"
+        shapes.append(_node("text", tick.text, x=_across(tick.at), y=height - 5, class_="tick", text_anchor=anchor))
     return shapes
+
+
+def _rect(name: str, across: tuple[float, float], down: tuple[float, float], hint: str = "") -> Element:
+    """Return a rectangle: (left, width) as shares, (top, height) in pixels."""
+    left, width = across
+    top, height = down
+    rect = _node("rect", x=_across(left), width=_across(width), y=top, height=height, class_=f"c-{name}")
+    if hint:
+        rect.append(_node("title", hint))
+    return rect
+
+
+def _image(label: str, height: float, shapes: Iterable[Element]) -> str:
+    image = _node("svg", width="100%", height=height, role="img", aria_label=label, class_="chart")
+    image.append(_node("title", label))
+    image.extend(shapes)
+    return tostring(image, encoding="unicode")
+
+
+def _node(name: str, text: str = "", /, **attributes: str | float) -> Element:
+    """Return an element; in names of attributes `_` stands for `-`, and one at the end for nothing."""
+    node = Element(name)
+    node.text = printable(text) or None
+    for key, value in attributes.items():
+        node.set(key.rstrip("_").replace("_", "-"), printable(value) if isinstance(value, str) else _number(value))
+    return node
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def _across(part: float) -> str:
+    return f"{_number(100 * part)}%"

@@ -16,15 +16,17 @@ from collector.protocols import StoreReader
 from collector.window import Window, parse_duration
 from dashboard.config import Settings
 from dashboard.outlook import USED, Outlook, alive_series, look_ahead, read_history
-from dashboard.report.build import Gathered, TunerRecords
+from dashboard.report.gathered import Gathered, TunerRecords
+from dashboard.report.services import window_seconds
 from tuner.outcome import list_outcomes
 from tuner.record import WAITING_STATES, WRITTEN_STATES
-from tuner.service.analyse import load_detectors, partitions, run_analysis
-from tuner.state import State, count_states, list_drops, list_groups
+from tuner.service.analyse import Analysis, load_detectors, partitions, run_analysis
+from tuner.state import State, count_states, list_drops, list_groups, list_suppressions
 
 WEEK = timedelta(days=7)
 _MOST_GROUPS = 500
 _MOST_DROPS = 100_000
+_ENERGY = ("cluster", "node", "gpu", "slice", "tenant", "workload", "joules")
 _CARD = ["cluster", "node", "gpu"]
 # A card counts as seen in an interval in which any of these has a value.
 _SEEN_BY = ("busy_ratio", "sm_active_ratio", "engine_active_ratio", "memory_used_bytes", "power_watts")
@@ -35,7 +37,9 @@ def gather(
     open_records: Callable[[], State | None],
     settings: Settings,
     window: Window,
+    *,
     interval_seconds: float,
+    analysis: Analysis | None = None,
 ) -> Gathered:
     """Read everything about a window.
 
@@ -45,21 +49,22 @@ def gather(
         settings: all tables.
         window: what the report is about.
         interval_seconds: grid of the rows.
+        analysis: of that window, where there is one already.
     """
     outlook, past, no_outlook = _look_ahead(store, settings, window, interval_seconds)
-    analysis = run_analysis(
-        store,
-        window,
-        interval_seconds=interval_seconds,
-        settings=settings.analyze,
-        detectors=load_detectors(settings.analyze),
-        declarations=settings.workload,
-        forecasts=None if outlook is None else outlook.forecasts,
-    )
+    if analysis is None:
+        analysis = run_analysis(
+            store,
+            window,
+            interval_seconds=interval_seconds,
+            settings=settings.analyze,
+            detectors=load_detectors(settings.analyze),
+            declarations=settings.workload,
+            forecasts=None if outlook is None else outlook.forecasts,
+        )
     objectives = [p.declaration.objective for p in analysis.declarations.values()]
-    lengths = sorted({max(o.window_seconds, interval_seconds) for o in objectives if o is not None})
+    lengths = sorted({window_seconds(o, interval_seconds) for o in objectives if o is not None})
     records, no_records = _records(open_records, window)
-    parts = [attribute_energy(p) for p in partitions(store, window, interval_seconds, settings.analyze)]
     return Gathered(
         analysis=analysis,
         interval_seconds=interval_seconds,
@@ -69,7 +74,7 @@ def gather(
         samples=_samples(store, window),
         rejects=store.rejects(window),
         events=store.events(window),
-        energy=pd.concat(parts, ignore_index=True),
+        energy=_energy(store, settings, window, interval_seconds),
         outlook=outlook,
         past=past,
         no_outlook=no_outlook,
@@ -121,6 +126,12 @@ def report_window(store: StoreReader, now: datetime | None, interval_seconds: fl
     return Window(start, end) if start < end else None
 
 
+def _energy(store: StoreReader, settings: Settings, window: Window, interval_seconds: float) -> pd.DataFrame:
+    parts = [attribute_energy(p) for p in partitions(store, window, interval_seconds, settings.analyze)]
+    filled = [part for part in parts if len(part)]
+    return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=list(_ENERGY))
+
+
 def _samples(store: StoreReader, window: Window) -> pd.DataFrame:
     counts = store.read("gpu", window, fields=list(_SEEN_BY), by=_CARD, aggregate="count")
     return counts[_CARD].assign(samples=counts[list(_SEEN_BY)].max(axis=1))
@@ -153,8 +164,9 @@ def _records(open_records: Callable[[], State | None], window: Window) -> tuple[
                 groups=list_groups(
                     state, states=WRITTEN_STATES | WAITING_STATES, since=window.start, limit=_MOST_GROUPS
                 ),
-                drops=list_drops(state, limit=_MOST_DROPS),
+                drops=list_drops(state, since=window.start, limit=_MOST_DROPS),
                 outcomes=list_outcomes(state, since=window.start),
+                suppressions=list_suppressions(state, active_at=window.end),
             ),
             "",
         )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import unicodedata
 from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from dashboard.cli.output import clean as printable
 from dashboard.report.view import Badge, Cards, Drawing, Figure, Note, Page, Table
+from dashboard.report.words import shorter
 
 
 def render_html(page: Page) -> str:
@@ -26,24 +27,22 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_literal,
     )
-    kinds = (Note, Table, Cards, Figure, Badge, Drawing)
-    environment.tests |= {kind.__name__.lower(): _is(kind) for kind in kinds}
+    environment.filters |= {"shorter": shorter, "drawn": _drawn}
+    environment.tests |= {
+        "note": lambda block: isinstance(block, Note),
+        "table": lambda block: isinstance(block, Table),
+        "cards": lambda block: isinstance(block, Cards),
+        "figure": lambda block: isinstance(block, Figure),
+        "badge": lambda cell: isinstance(cell, Badge),
+        "drawing": lambda cell: isinstance(cell, Drawing),
+    }
     return environment
-
-
-def _is(kind: type) -> object:
-    return lambda value: isinstance(value, kind)
 
 
 def _literal(value: object) -> object:
     """Take the force out of characters that turn, hide or break text; markup of our own stays."""
-    if isinstance(value, Markup) or not isinstance(value, str):
-        return value
-    return without_controls(value)
+    return value if isinstance(value, Markup) or not isinstance(value, str) else printable(value)
 
 
-def without_controls(text: str) -> str:
-    """Return text in which control, direction and surrogate characters are replaced."""
-    return "".join(
-        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c for c in text
-    )
+def _drawn(drawing: Drawing) -> Markup:
+    return Markup(drawing.svg)  # noqa: S704  dashboard.svg escapes every text itself

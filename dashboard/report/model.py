@@ -111,7 +111,10 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """The findings that hold or are suspected, by what they speak of; `undecided` counts the others by code."""
+    """The findings that hold or are suspected, by what they speak of.
+
+    `undecided` counts by code what cannot be told; `suppressed` is how many findings somebody did not want to see.
+    """
 
     waste: tuple[Claim, ...]
     fights: tuple[Claim, ...]
@@ -120,6 +123,7 @@ class Claims:
     risks: tuple[Claim, ...]
     health: tuple[Claim, ...]
     undecided: dict[str, int]
+    suppressed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +166,12 @@ class ChangeLine:
 
 @dataclass(frozen=True, slots=True)
 class DropCount:
-    """How often a guard said no, or less, for one reason."""
+    """How often a guard said no, or less, and the reason that it gave most often."""
 
     guard: str
     action: str
-    reason: str
     count: int
+    example: str
 
 
 @dataclass(frozen=True, slots=True)

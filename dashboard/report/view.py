@@ -1,13 +1,53 @@
-"""The report in words: sections of notes, tables, cards and charts, which HTML and Markdown both show as they are."""
+"""The report in words: sections of notes, tables, cards and figures, which HTML and Markdown both show as they are."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Literal
 
-from markupsafe import Markup
+from dashboard.views.text import plural
 
 Tone = Literal["plain", "good", "fair", "poor"]
+
+MOST_ROWS = 15  # of a table; the rest is in the JSON report
+
+
+class Kind(StrEnum):
+    """How a column is set."""
+
+    TEXT = "text"
+    NUMBER = "number"
+    PROSE = "prose"
+    DRAWING = "drawing"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A heading and how its cells are set."""
+
+    label: str
+    kind: Kind = Kind.TEXT
+
+
+def text(*labels: str) -> tuple[Column, ...]:
+    """Return columns of names and words."""
+    return tuple(Column(label) for label in labels)
+
+
+def numbers(*labels: str) -> tuple[Column, ...]:
+    """Return columns of figures."""
+    return tuple(Column(label, Kind.NUMBER) for label in labels)
+
+
+def prose(*labels: str) -> tuple[Column, ...]:
+    """Return columns of sentences."""
+    return tuple(Column(label, Kind.PROSE) for label in labels)
+
+
+def drawn(label: str) -> tuple[Column, ...]:
+    """Return a column of drawings, which text renderers leave out."""
+    return (Column(label, Kind.DRAWING),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,23 +78,31 @@ class Badge:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A cell or figure that is drawn; `text` says the same in words."""
+    """SVG; everything that it shows stands in words beside it."""
 
-    svg: Markup
-    text: str
+    svg: str
 
 
 Cell = str | Badge | Drawing
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """Rows under headings; a heading that starts with `>` is of numbers, one with `~` of a drawing."""
+class Key:
+    """One entry of a key to colours: colour class and words."""
 
-    columns: tuple[str, ...]
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows under headings."""
+
+    columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     caption: str = ""
-    more: str = ""  # what the table leaves out
+    more: str = ""  # what is left out
+    legend: tuple[Key, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +124,12 @@ class Cards:
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
-    """One entry of a figure's key: colour class and words."""
-
-    name: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class Figure:
     """A chart with its caption and key."""
 
     drawing: Drawing
     caption: str
-    keys: tuple[Key, ...] = ()
+    legend: tuple[Key, ...] = ()
 
 
 Block = Note | Table | Cards | Figure
@@ -115,3 +155,8 @@ class Page:
     tiles: tuple[Tile, ...]
     sections: tuple[Section, ...]
     foot: str
+
+
+def more(count: int, word: str, shown: int = MOST_ROWS) -> str:
+    """Say how many rows a table leaves out; empty where it leaves none out."""
+    return f"and {plural(count - shown, f'more {word}')}, in the JSON report" if count > shown else ""

@@ -1,61 +1,32 @@
-"""Numbers as people read them; what is absent reads `no data`."""
+"""Amounts that only the report speaks of; numbers and times read as in the rest of the dashboard."""
 
 from __future__ import annotations
 
 import math
-from datetime import datetime
+import re
 
-NO_DATA = "no data"
+from dashboard.views.text import NO_DATA, gib, number, percent, seconds
+
+_UUID = re.compile(r"\b(GPU|MIG)-([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", re.IGNORECASE)
+_UNITS = {"gpu_hours": "card-hours", "cards": "cards", "count": "times"}
+_NOTHING = 1e-6  # shares and cards below this are rounding, not amounts
 
 
-def percent(ratio: float, digits: int | None = None) -> str:
-    """Return a ratio as per cent: one digit where it is small or nearly whole, none else; never rounded up to 100."""
-    if math.isnan(ratio):
+def share(ratio: float) -> str:
+    """Return a ratio as per cent with one digit, so that the terms of a ledger can be added up by hand."""
+    return percent(0.0 if abs(ratio) < _NOTHING else ratio, 1)
+
+
+def cards(amount: float) -> str:
+    """Return a number of average cards with two digits."""
+    if math.isnan(amount):
         return NO_DATA
-    value = 100 * ratio
-    if digits is None:
-        digits = 0 if 10 <= abs(value) < 99 else 1
-    if ratio < 1 and float(f"{value:.{digits}f}") >= 100:
-        value = 100 - 10**-digits
-    text = f"{value:.{digits}f}"
-    return f"{text.removesuffix('.0')} %"
+    return f"{0.0 if abs(amount) < _NOTHING else amount:.2f}"
 
 
-def cards_text(cards: float) -> str:
-    """Return a number of average cards."""
-    return NO_DATA if math.isnan(cards) else f"{cards:.1f} {'card' if f'{cards:.1f}' == '1.0' else 'cards'}"
-
-
-def plural(count: int, word: str) -> str:
-    """Return `1 card`, `2 cards`."""
-    return f"{count:,} {word if count == 1 else word + 's'}"
-
-
-def number(value: float, digits: int = 3) -> str:
-    """Return a number with so many significant digits, thousands apart."""
-    if math.isnan(value):
-        return NO_DATA
-    if abs(value) >= 10 ** (digits - 1):
-        return f"{value:,.0f}"
-    return f"{value:.{digits}g}"
-
-
-def duration_text(seconds: float) -> str:
-    """Return a length of time in its largest fitting unit."""
-    if math.isnan(seconds):
-        return NO_DATA
-    for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length * (2 if unit == "days" else 1):
-            return f"{seconds / length:.3g} {unit}"
-    return f"{seconds * 1000:.3g} ms" if 0 < seconds < 1 else f"{seconds:.3g} s"
-
-
-def energy_text(joules: float) -> str:
-    """Return energy in kWh (Wh where it is little)."""
-    if math.isnan(joules):
-        return NO_DATA
-    hours = joules / 3600
-    return f"{number(hours / 1000)} kWh" if hours >= 1000 else f"{number(hours)} Wh"
+def energy(joules: float) -> str:
+    """Return energy in kWh."""
+    return number(joules / 3.6e6, "kWh")
 
 
 def money(amount: float, currency: str) -> str:
@@ -63,19 +34,22 @@ def money(amount: float, currency: str) -> str:
     return NO_DATA if math.isnan(amount) else f"{amount:,.0f} {currency}"
 
 
-def instant_text(instant: datetime) -> str:
-    """Return an instant to the minute."""
-    return f"{instant:%a %d %b %H:%M}"
-
-
-def amount_text(value: float, unit: str) -> str:
-    """Return an effect in its unit."""
-    if math.isnan(value):
-        return NO_DATA
+def amount(value: float, unit: str) -> str:
+    """Return the size of an effect in words."""
     if unit == "ratio":
-        return percent(value)
+        return percent(value, 0 if abs(value) >= 0.1 else 1)
     if unit == "bytes":
-        return f"{number(value / 2**30)} GiB"
+        return gib(value)
     if unit == "seconds":
-        return duration_text(value)
-    return f"{number(value)} {unit}"
+        return seconds(value)
+    return number(value, _UNITS.get(unit, unit.replace("_", " ")))
+
+
+def shorter(text: str) -> str:
+    """Return a text in which the UUIDs of cards are cut to their first eight digits."""
+    return _UUID.sub(lambda match: f"{match[1]}-{match[2]}", text)
+
+
+def state_text(state: str) -> str:
+    """Return the state of a change in words."""
+    return {"superseded": "followed by a later change", "confirmed": "kept"}.get(state, state.replace("_", " "))

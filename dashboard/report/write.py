@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -17,16 +16,26 @@ from dashboard.config import Settings
 from dashboard.report.build import build_report
 from dashboard.report.gather import gather, report_window
 from dashboard.report.html import render_html
+from dashboard.report.markdown import render_markdown
 from dashboard.report.model import Report
+from dashboard.report.page import make_page
 from dashboard.report.prices import read_prices
-from dashboard.report.sections import page
+from tuner.service.analyse import Analysis
 from tuner.state import State, open_state
 
-Format = Literal["html", "json"]
+Format = Literal["html", "md", "json"]
 
 
-def write_weekly(settings: Settings, *, now: datetime | None = None, fmt: Format = "html") -> Path:
-    """Write the report of the last week (up to `now`, else to the newest row) into the folder of `[report]`.
+def write_weekly(
+    settings: Settings, *, now: datetime | None = None, fmt: Format = "html", analysis: Analysis | None = None
+) -> Path:
+    """Write the report of the last week into the folder of `[report]`.
+
+    Args:
+        settings: all tables.
+        now: end of the week; None: the newest row.
+        fmt: html, md or json.
+        analysis: one that was just made: its window is reported, and nothing is analysed again.
 
     Returns:
         Where it lies. The same rows give the same bytes.
@@ -36,21 +45,21 @@ def write_weekly(settings: Settings, *, now: datetime | None = None, fmt: Format
         InputRejectedError: there is no row in that week.
         UnreachableError: the store cannot be read, or the folder cannot be written.
     """
-    report = weekly_report(settings, now=now)
+    report = weekly_report(settings, now=now, analysis=analysis)
     folder = settings.report.folder
     path = folder / f"weekly-{report.end:%Y-%m-%d}.{fmt}"
     partial = path.with_name(f".{path.name}.partial")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         partial.write_bytes(RENDERERS[fmt](report))
-        os.replace(partial, path)
+        partial.replace(path)
     except OSError as error:
         raise UnreachableError(f"[report] folder: expected a writable folder at {folder}, got {error}") from error
     return path
 
 
-def weekly_report(settings: Settings, *, now: datetime | None = None) -> Report:
-    """Read everything and build the report.
+def weekly_report(settings: Settings, *, now: datetime | None = None, analysis: Analysis | None = None) -> Report:
+    """Read everything and build the report; arguments as of `write_weekly`.
 
     Raises:
         ConfigurationError: prices are in several currencies.
@@ -61,12 +70,14 @@ def weekly_report(settings: Settings, *, now: datetime | None = None) -> Report:
     store = EmbeddedStore(settings.store, read_only=True)
     try:
         interval = interval_of(store, settings.cluster.interval_seconds)
-        window = report_window(store, now, interval)
+        window = report_window(store, now, interval) if analysis is None else analysis.window
         if window is None:
             raise InputRejectedError(
                 "expected rows in the store, found none; run `trimtab collect` or `trimtab import`"
             )
-        return build_report(gather(store, _opener(settings), settings, window, interval), prices)
+        return build_report(
+            gather(store, _opener(settings), settings, window, interval_seconds=interval, analysis=analysis), prices
+        )
     finally:
         store.close()
 
@@ -82,6 +93,7 @@ def to_json(report: Report) -> bytes:
 
 
 RENDERERS: dict[str, Callable[[Report], bytes]] = {
-    "html": lambda report: render_html(page(report)).encode(),
+    "html": lambda report: render_html(make_page(report)).encode(),
+    "md": lambda report: render_markdown(make_page(report)).encode(),
     "json": to_json,
 }

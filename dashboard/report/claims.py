@@ -1,0 +1,227 @@
+"""Findings in the words of the report: who wastes, who disturbs whom, what is stranded, what limits, health."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+
+from analyzer.codes import codes
+from analyzer.contention.channel import CHANNEL_WORDS
+from analyzer.findings import Finding, Role, SubjectRef, Verdict
+from collector.window import parse_instant
+from dashboard import svg
+from dashboard.report.gathered import Gathered
+from dashboard.report.model import Claim, Claims
+from dashboard.report.view import (
+    MOST_ROWS,
+    Badge,
+    Block,
+    Card,
+    Cards,
+    Cell,
+    Drawing,
+    Note,
+    Section,
+    Table,
+    drawn,
+    more,
+    numbers,
+    prose,
+    text,
+)
+from dashboard.report.words import amount
+from dashboard.views.text import NO_DATA, percent, plural, stamp
+
+_FAMILY = {"TT1": "fights", "TT2": "stranded", "TT3": "waste", "TT4": "limits", "TT5": "risks", "TT6": "health"}
+_CARDS = 6
+
+
+def build_claims(gathered: Gathered) -> Claims:
+    """Sort what holds or is suspected by what it speaks of; leave out what somebody suppressed."""
+    parts: dict[str, list[Claim]] = {name: [] for name in _FAMILY.values()}
+    undecided: Counter[str] = Counter()
+    suppressed = 0
+    suppressions = gathered.records.suppressions if gathered.records is not None else ()
+    for finding in gathered.analysis.findings:
+        if finding.verdict is Verdict.CANNOT_TELL:
+            undecided[finding.code] += 1
+        elif finding.verdict is not Verdict.NO_EFFECT:
+            if any(s.covers(finding, gathered.analysis.window.end) for s in suppressions):
+                suppressed += 1
+            else:
+                parts[_FAMILY[finding.code[:3]]].append(_claim(finding))
+    found = {name: tuple(claims) for name, claims in parts.items()}
+    return Claims(**found, undecided=dict(sorted(undecided.items())), suppressed=suppressed)
+
+
+def _claim(finding: Finding) -> Claim:
+    code = codes()[finding.code]
+    effect, evidence = finding.effect, finding.evidence
+    since = evidence.get("since") or evidence.get("first") or ""
+    return Claim(
+        id=finding.id,
+        code=finding.code,
+        title=code.title,
+        verdict=finding.verdict.value,
+        claim=finding.claim,
+        who=_names([s for s in finding.subjects if s.role is not Role.VICTIM]),
+        victim=_names([s for s in finding.subjects if s.role is Role.VICTIM]),
+        where=", ".join(dict.fromkeys(filter(None, (_place(s) for s in finding.subjects)))),
+        effect_value=math.nan if effect is None else effect.value,
+        effect_lower=math.nan if effect is None else effect.lower,
+        effect_upper=math.nan if effect is None else effect.upper,
+        effect_unit="" if effect is None else effect.unit,
+        channel=finding.channel or "",
+        lag_seconds=math.nan if finding.lag_seconds is None else finding.lag_seconds,
+        confidence=finding.confidence,
+        coverage=finding.coverage,
+        since=since.isoformat() if isinstance(since, datetime) else str(since),
+        check=str(evidence.get("check") or ""),
+        action=str(evidence.get("what_to_do") or code.action).strip(),
+        risk=finding.risk,
+    )
+
+
+def _names(subjects: Sequence[SubjectRef]) -> str:
+    return ", ".join(dict.fromkeys(_name(s) for s in subjects))
+
+
+def _name(s: SubjectRef) -> str:
+    return f"{s.tenant}/{s.workload}" if s.workload else s.tenant or s.gpu or s.node or s.cluster
+
+
+def _place(s: SubjectRef) -> str:
+    return "/".join(part for part in (s.node, s.gpu) if part)
+
+
+def waste_section(claims: Claims) -> Section:
+    """Show idle holders as cards: who, since when, how to check."""
+    title = "Who holds and does not use"
+    if not claims.waste:
+        return Section("waste", title, (Note("Nobody, as far as can be told.", "good"),))
+    cards = tuple(
+        Card(
+            title=c.who,
+            badge=_verdict(c),
+            text=c.claim,
+            facts=(
+                ("finding", f"{c.code}, {c.title.lower()}"),
+                ("size", _size(c)),
+                ("since", _since(c.since)),
+                ("how sure", f"{percent(c.confidence)}, on {percent(c.coverage)} of the samples"),
+                ("may be wrong", c.risk),
+                ("what to do", c.action),
+            ),
+            command=c.check,
+        )
+        for c in claims.waste[:_CARDS]
+    )
+    blocks: list[Block] = [Cards(cards)]
+    if len(claims.waste) > _CARDS:
+        blocks.append(claims_table(claims.waste[_CARDS:], "The others"))
+    return Section("waste", title, tuple(blocks))
+
+
+def _verdict(claim: Claim) -> Badge:
+    return Badge(claim.verdict, "poor" if claim.verdict == Verdict.HOLDS else "fair")
+
+
+def _since(since: str) -> str:
+    return stamp(parse_instant(since)) if since else NO_DATA
+
+
+def _size(c: Claim) -> str:
+    value = amount(c.effect_value, c.effect_unit)
+    if math.isnan(c.effect_value) or c.effect_lower == c.effect_upper:
+        return value
+    return f"{value} ({amount(c.effect_lower, c.effect_unit)} to {amount(c.effect_upper, c.effect_unit)})"
+
+
+def claims_table(claims: Sequence[Claim], caption: str = "") -> Table:
+    """Return one row a claim."""
+    return Table(
+        (*text("finding", "verdict"), *prose("claim"), *numbers("size", "sure", "coverage")),
+        tuple(
+            (c.code, _verdict(c), c.claim, _size(c), percent(c.confidence), percent(c.coverage))
+            for c in claims[:MOST_ROWS]
+        ),
+        caption,
+        more(len(claims), "finding"),
+    )
+
+
+def fights_section(claims: Claims) -> Section:
+    """Show pairs: who slows whom on which card, by how much, through what, and how sure that is."""
+    blocks: list[Block] = []
+    if claims.fights:
+        sizes = [size for c in claims.fights for size in (c.effect_value, c.effect_upper) if not math.isnan(size)]
+        most = max(sizes, default=1.0) or 1.0
+        blocks += [
+            Table(
+                (
+                    *text("disturbs", "suffers"),
+                    *drawn(""),
+                    *numbers("slower by"),
+                    *text("through", "where", "verdict"),
+                    *numbers("sure"),
+                ),
+                tuple(_pair(c, most) for c in claims.fights[:MOST_ROWS]),
+                "How much longer a unit of the victim's work takes while the other is busy; the line is the interval",
+                more(len(claims.fights), "pair"),
+            ),
+            Note(claims.fights[0].action),
+        ]
+    else:
+        blocks.append(Note("No two slices of one card are known to disturb each other.", "good"))
+    undecided = sum(count for code, count in claims.undecided.items() if code.startswith("TT1"))
+    if undecided:
+        text_ = f"For {plural(undecided, 'more pair')} it cannot be told; trimtab analyze contention --all says why."
+        blocks.append(Note(text_))
+    return Section("fights", "Who disturbs whom", tuple(blocks))
+
+
+def _pair(c: Claim, most: float) -> tuple[Cell, ...]:
+    if math.isnan(c.effect_value):
+        bar = svg.interval(0.0, 0.0, 0.0, c.claim)
+    else:
+        bar = svg.interval(c.effect_value / most, c.effect_lower / most, c.effect_upper / most, c.claim)
+    return (
+        c.who,
+        c.victim,
+        Drawing(bar),
+        _size(c),
+        CHANNEL_WORDS.get(c.channel, c.channel) or NO_DATA,
+        c.where,
+        _verdict(c),
+        percent(c.confidence),
+    )
+
+
+def stranded_section(claims: Claims) -> Section:
+    """Show what nobody can use."""
+    return _topic("stranded", "What is stranded", claims.stranded, "Nothing that is free is out of reach.")
+
+
+def limits_section(claims: Claims) -> Section:
+    """Show what keeps work from running faster, first as counts."""
+    none = "No limit was found in the slices whose counters tell."
+    section = _topic("limits", "What limits the work", claims.limits, none)
+    kinds = Counter(c.title for c in claims.limits)
+    if not kinds:
+        return section
+    words = ", ".join(f"{title.lower()}: {plural(count, 'slice')}" for title, count in sorted(kinds.items()))
+    return Section(section.id, section.title, (Note(f"{words}."), *section.blocks))
+
+
+def health_section(claims: Claims) -> Section:
+    """Show cards that reported faults or went away."""
+    return _topic("health", "Health of the cards", claims.health, "No card reported a fault.")
+
+
+def _topic(id_: str, title: str, claims: Sequence[Claim], none: str) -> Section:
+    if not claims:
+        return Section(id_, title, (Note(none, "good"),))
+    actions = dict.fromkeys(f"{c.code}, {c.title}. {c.action}" for c in claims if c.action)
+    return Section(id_, title, (claims_table(claims), *(Note(action) for action in actions)))
