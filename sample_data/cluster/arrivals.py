@@ -18,6 +18,7 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
+_SHADOW_DELAY, _SHADOW_REST = 3, 0.25  # minutes; share of epochs
 _WEEKEND_SHARE = 0.6
 
 
@@ -126,7 +127,8 @@ class Arrivals:
                 wave[i] = np.where(inlets[s.card] > 0, 1.0, 0.15)
                 turnover[i, 0] = True
             elif s.waves_of:
-                wave[i], turnover[i] = wave[names[s.waves_of]], turnover[names[s.waves_of]]
+                rng = stream(spec.seed, "shadow", s.name, number)
+                wave[i], turnover[i] = _shadow(wave[names[s.waves_of]], rng), turnover[names[s.waves_of]]
             if s.role == "held":
                 wave[i] = 0.0
             for minute in s.restarts_at_minutes:
@@ -172,6 +174,17 @@ class Arrivals:
                     self._job_count += 1
             minutes.append(tuple(arrived))
         return tuple(minutes)
+
+
+def _shadow(leader: FloatArray, rng: np.random.Generator) -> FloatArray:
+    """Return the waves of a trainer that is fed by another: it starts some minutes later and sits out some epochs."""
+    wave = np.concatenate([np.zeros(_SHADOW_DELAY), leader[:-_SHADOW_DELAY]])
+    starts = np.flatnonzero((wave == 1.0) & (np.concatenate([[0.0], wave[:-1]]) < 1.0))
+    for first in starts:
+        if rng.random() < _SHADOW_REST:
+            length = int(np.argmax(np.append(wave[first:], 0.0) < 1.0))
+            wave[first : first + length] = 0.0
+    return np.asarray(wave)
 
 
 def _episodes(seed: int, service: ServiceSpec, number: int) -> FloatArray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import pandas as pd
@@ -66,7 +67,8 @@ def load_detectors(settings: AnalyzeSettings, families: Sequence[str] = ()) -> d
     """
     detectors: dict[str, Detector] = {}
     for name in plugin_names(DETECTOR_GROUP):
-        detector: Detector = load_plugin(DETECTOR_GROUP, name)()
+        factory = load_plugin(DETECTOR_GROUP, name)
+        detector: Detector = factory(settings) if signature(factory).parameters else factory()
         if (not families or name in families) and any(_wanted(c, settings) for c in detector.codes):
             detectors[name] = detector
     return detectors
