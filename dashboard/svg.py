@@ -17,7 +17,7 @@ Point = tuple[float, float]
 
 _STRETCH = 1000.0  # units across a stretched plot
 _ABOVE, _BELOW = 14.0, 20.0  # px kept for the labels of a plot
-_ROOM = 0.075  # share of a bar from which a figure fits into a part
+_ROOM = 0.12  # share of a bar from which a figure fits into a part
 _EDGE = 0.04  # a tick so near to the side is written inwards
 
 
@@ -81,7 +81,7 @@ def stacked_columns(columns: Sequence[Sequence[Part]], ticks: Sequence[Tick], la
                 size = part.share * plot
                 top -= size
                 shapes.append(_rect(part.name, (index * width, drawn), (top, size)))
-    shapes += _grid(plot, [Tick(0.5, "50 %"), Tick(1.0, "100 %")])
+    shapes += _grid(plot, [Tick(0.5, ""), Tick(1.0, "100 %")])
     return _image(label, height, [*shapes, *_below(ticks, height)])
 
 

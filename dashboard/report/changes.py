@@ -35,7 +35,7 @@ _TONES: dict[str, Tone] = {"confirmed": "good", "rolled_back": "fair", "rollback
 _KNOBS = {
     "sm_quota_ratio": "compute share",
     "memory_quota_bytes": "memory",
-    "quota_gpu_count": "cards granted to the queue",
+    "quota_gpu_count": "granted cards",
     "priority": "priority",
 }
 _MOST = 10  # changes of each kind

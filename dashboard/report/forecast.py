@@ -28,7 +28,7 @@ from dashboard.report.view import (
     numbers,
     text,
 )
-from dashboard.views.text import NO_DATA, number, seconds, stamp
+from dashboard.views.text import NO_DATA, number, percent, stamp
 
 _LOW, _MEDIAN, _HIGH = "0.1", "0.5", "0.9"
 _MOST_TICKS = 6
@@ -103,17 +103,27 @@ def _table(lines: Sequence[ForecastLine]) -> Table:
             (
                 name,
                 *(_amount(own.get(ahead)) for ahead in horizons),
-                NO_DATA if tested is None else f"{number(tested.error)} at {seconds(tested.horizon_seconds)}",
-                NO_DATA if tested is None else f"{number(tested.relative_to_last)} times",
+                NO_DATA if tested is None else f"{number(tested.error, digits=2)} at {_ahead(tested.horizon_seconds)}",
+                NO_DATA if tested is None else _beside(tested.relative_to_last),
             )
         )
     return Table(
-        (*text("series"), *numbers(*(f"in {seconds(ahead)}" for ahead in horizons), "mean error", "of the naive one")),
+        (*text("series"), *numbers(*(f"in {_ahead(ahead)}" for ahead in horizons), "own error", "than no change")),
         tuple(rows),
-        "Cards that will be used: median, and the range of 80 % of the time. Beside it the forecaster's own error on "
-        "the past, and that error over the error of saying that nothing will change",
-        more(len(names), "series"),
+        "Cards that will be used: median, and the range of 80 % of the time. Beside it how far such forecasts were off "
+        "in the past, and whether that is better than to assume that nothing changes",
+        more(len(names), "workload"),
     )
+
+
+def _ahead(length: float) -> str:
+    return f"{length / 3600:g} h"
+
+
+def _beside(relative: float) -> str:
+    if math.isnan(relative):
+        return NO_DATA
+    return f"{percent(1 - relative)} better" if relative <= 1 else f"{percent(relative - 1)} worse"
 
 
 def _most(lines: Iterable[ForecastLine]) -> float:
