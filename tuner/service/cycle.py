@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -208,7 +207,7 @@ class Tuner:
         if self._parts.detectors and (self._analysed_at is None or now - self._analysed_at >= every):
             self.analyse(now)
         sight = self._watch.look(now, self._findings)
-        if self._watching_since is None and any(not math.isinf(s) for s in sight.coverage.values()):
+        if self._watching_since is None and any(share > 0 for share in sight.coverage.values()):
             self._watching_since = now
         return sight
 

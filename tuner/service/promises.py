@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import orjson
 import pandas as pd
+from pydantic import ValidationError
 
 from collector.declarations import ResolvedWorkload, WorkloadDeclaration, resolve_workload
 from collector.schema import NOBODY, UNKNOWN
 
+_FOREVER_MS = 2**62
 _NOBODY = frozenset({"", NOBODY, UNKNOWN})
 PROMISE_FACTS = ("service_class", "weight", "floor", "protected", "objective")
 _PLAIN_FACTS = ("service_class", "weight", "floor", "protected")
@@ -34,7 +36,7 @@ def promises_of(
         configured: the `[[workload]]` tables, in order.
     """
     annotations: dict[tuple[str, str], dict[str, str]] = {}
-    noted = facts[(facts["kind"] == "workload") & (facts["provenance"] == "declared")].sort_values("from")
+    noted = _as_last_seen(facts[(facts["kind"] == "workload") & (facts["provenance"] == "declared")])
     for subject, name, value in zip(noted["object"], noted["name"], noted["value"], strict=True):
         tenant, _, workload = str(subject).partition("/")
         notes = annotations.setdefault((tenant, workload), {})
@@ -44,9 +46,26 @@ def promises_of(
             notes |= {f"objective_{key}": str(part) for key, part in orjson.loads(str(value)).items()}
     keys = {(tenant, workload) for tenant, workload in holders if workload not in _NOBODY}
     return {
-        (tenant, workload): resolve_workload(tenant, workload, tuple(configured), annotations.get((tenant, workload)))
+        (tenant, workload): _resolve(tenant, workload, tuple(configured), annotations.get((tenant, workload)))
         for tenant, workload in sorted(keys | annotations.keys())
     }
+
+
+def _as_last_seen(spans: pd.DataFrame) -> pd.DataFrame:
+    """Keep what was still so when a workload was seen last: a promise that was taken back before is none any more."""
+    ended = spans["to"].dt.as_unit("ms").astype("int64").where(spans["to"].notna(), _FOREVER_MS)
+    last: pd.DataFrame = spans[ended == ended.groupby(spans["object"]).transform("max")]
+    return last.sort_values("from", kind="stable")
+
+
+def _resolve(
+    tenant: str, workload: str, configured: tuple[WorkloadDeclaration, ...], notes: dict[str, str] | None
+) -> ResolvedWorkload:
+    """Join both; annotations that make no valid promise beside the configuration count as none, as when collected."""
+    try:
+        return resolve_workload(tenant, workload, configured, notes)
+    except ValidationError:
+        return resolve_workload(tenant, workload, configured)
 
 
 def objective_share(promise: ResolvedWorkload | None) -> float:

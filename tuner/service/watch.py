@@ -184,7 +184,7 @@ class Watch:
         seen: dict[Target, Seen] = {}
         totals: dict[str, list[float]] = defaultdict(list)
         last_ms = max((float(h.times_ms[-1]) for h in holdings), default=0.0)
-        fresh_ms = 0.0 if self._seen_until is None else self._seen_until.timestamp() * 1000 - 1
+        fresh_ms = 0.0 if self._seen_until is None else self._seen_until.timestamp() * 1000 - 0.5  # whole ms
         for holding in holdings:
             series = series_of(holding.tenant, holding.workload)
             used = self._used(series, holding)
