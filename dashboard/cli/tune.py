@@ -20,7 +20,10 @@ from dashboard.cli.context import Context, Json, Now, Once, context_of, interval
 from dashboard.cli.logs import start_logging
 from dashboard.cli.output import note, print_json, print_table, say
 from dashboard.cli.tuning import PANEL
+from dashboard.config import Settings
 from dashboard.stopping import stopped_by_signals
+from tuner.backends.dry_run import DryRunBackend
+from tuner.backends.store_view import common_knobs, read_store
 from tuner.model import Backend, Mode
 from tuner.settings import BackendSettings
 
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from tuner.service.cycle import CycleResult, Tuner
     from tuner.state import State
 
+DRY_RUN = "dry-run"
 DECISIONS = {"write_down": "recommended", "ask": "waits for an answer", "go": "carried out"}
 READ_BACK = timedelta(minutes=15)  # a quota that no row told for so long is unknown
 
@@ -63,21 +67,37 @@ def tune(
         raise ConfigurationError("--now and --json speak of one cycle; expected --once beside them, found none; add it")
     clock: Clock = context.clock if now is None else VirtualClock(parse_instant(now))
     start_logging(context.settings.log)
-    with opened_store(context) as store, opened_state(context, make=True) as state:
-        tuner = make_tuner(context, store, state, clock=clock, mode=mode, backend=backend)
+    chosen = chosen_backend(context.settings, backend)
+    dry = chosen.kind == DRY_RUN  # it has quotas from the store; what others tell becomes rows
+    with opened_store(context, read_only=dry) as store, opened_state(context, make=True) as state:
+        tuner = make_tuner(context, store, state, clock=clock, mode=mode, backend=chosen)
         try:
             tuner.watch.warm(clock.now(), history_length(context, store, clock))
             if once:
-                result = tuner.run_once(clock.now())
+                result = run_cycle(tuner, clock, asked=now)
                 print_json(result_document(result)) if json else print_result(result)
                 return
-            note(f"a cycle every {context.settings.tuner.cycle_seconds:g} s until stopped; trimtab changes lists them")
             with stopped_by_signals() as stop:
+                note(f"a cycle every {context.settings.tuner.cycle_seconds:g} s until stopped; see `trimtab changes`")
                 tuner.run(stop)
             if stop.by_interrupt:
                 raise typer.Exit(130)
         finally:
             tuner.close()
+
+
+def run_cycle(tuner: Tuner, clock: Clock, *, asked: str | None) -> CycleResult:
+    """Run one cycle.
+
+    Raises:
+        ConfigurationError: the instant that was asked for was planned before: the journal holds each plan once.
+    """
+    try:
+        return tuner.run_once(clock.now())
+    except ValueError as error:
+        if asked is None:
+            raise
+        raise ConfigurationError(f"cannot plan as of {asked}: {error}") from error
 
 
 def history_length(context: Context, store: StoreReader, clock: Clock) -> timedelta:
@@ -88,7 +108,7 @@ def history_length(context: Context, store: StoreReader, clock: Clock) -> timede
 
 
 def make_tuner(
-    context: Context, store: EmbeddedStore, state: State, *, clock: Clock, mode: Mode | None, backend: str | None
+    context: Context, store: EmbeddedStore, state: State, *, clock: Clock, mode: Mode | None, backend: BackendSettings
 ) -> Tuner:
     """Put a tuner together from the configuration."""
     from tuner.service.analyse import load_detectors  # noqa: PLC0415  scikit-learn loads slowly
@@ -98,7 +118,8 @@ def make_tuner(
     return Tuner(
         TunerParts(
             store=store,
-            backend=make_backend(context, store, clock, backend),
+            backend=make_backend(backend, store, clock),
+            read_back=backend.kind != DRY_RUN,
             state=state,
             clock=clock,
             settings=settings.tuner if mode is None else settings.tuner.model_copy(update={"mode": mode}),
@@ -113,26 +134,32 @@ def make_tuner(
     )
 
 
-def make_backend(context: Context, store: EmbeddedStore, clock: Clock, name: str | None) -> Backend:
-    """Return the backend that was asked for; without any the dry run over what the store knows.
+def chosen_backend(settings: Settings, name: str | None) -> BackendSettings:
+    """Return the table of the backend that was asked for, else the one that is configured, else the dry run's.
 
     Raises:
-        ConfigurationError: there is no such backend, or it cannot stand alone.
+        ConfigurationError: several are configured and none was asked for, or it lives inside the demo only.
     """
-    tables = context.settings.backend
+    tables = settings.backend
     if len(tables) > 1 and name is None:
         kinds = ", ".join(table.kind for table in tables)
         raise ConfigurationError(f"expected one [[backend]] or --backend NAME, got {len(tables)} tables: {kinds}")
-    configured = tables[0] if tables else BackendSettings()
-    kind = name or configured.kind
-    if kind == "simulator":
+    named = [table for table in tables if name in (None, table.kind)]
+    found = named[0] if named else BackendSettings(kind=name or DRY_RUN)
+    if found.kind == "simulator":
         raise ConfigurationError("the backend `simulator` lives inside a simulated cluster; run `trimtab demo`")
-    if kind == "dry-run":
-        from tuner.backends.dry_run import DryRunBackend  # noqa: PLC0415
-        from tuner.backends.store_view import common_knobs, read_store  # noqa: PLC0415
+    return found
 
+
+def make_backend(chosen: BackendSettings, store: StoreReader, clock: Clock) -> Backend:
+    """Build a backend: the dry run over what the store knows, or a plug-in from its table.
+
+    Raises:
+        ConfigurationError: no plug-in of that name is installed.
+    """
+    if chosen.kind == DRY_RUN:
         return DryRunBackend(lambda: read_store(store, at=clock.now(), lookback=READ_BACK), common_knobs())
-    made: Backend = load_plugin("trimtab.backends", kind)(configured)
+    made: Backend = load_plugin("trimtab.backends", chosen.kind)(chosen)
     return made
 
 
