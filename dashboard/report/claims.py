@@ -162,8 +162,8 @@ def fights_section(claims: Claims) -> Section:
             Table(
                 (
                     *text("disturbs", "suffers"),
-                    *drawn(""),
                     *numbers("slower by"),
+                    *drawn(""),
                     *text("through", "where", "verdict"),
                     *numbers("sure"),
                 ),
@@ -190,8 +190,8 @@ def _pair(c: Claim, most: float) -> tuple[Cell, ...]:
     return (
         c.who,
         c.victim,
-        Drawing(bar),
         _size(c),
+        Drawing(bar),
         CHANNEL_WORDS.get(c.channel, c.channel) or NO_DATA,
         c.where,
         _verdict(c),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
+from dashboard.cli.output import clean as printable
 from dashboard.report.view import Badge, Block, Cards, Cell, Drawing, Figure, Kind, Note, Page, Table
 from dashboard.report.words import shorter
-from dashboard.views.text import escaped
+
+_MARKUP = re.compile(r"[\\`*_\[\]<>|~&$@]|:(?=//)|\.(?<=www\.)", re.IGNORECASE)
+_START = re.compile(r"^(\d+(?=[.)](?:\s|$)))?([#+=.)-])")  # what begins a heading, a list or a rule where a line begins
 
 
 def render_markdown(page: Page) -> str:
@@ -66,7 +70,7 @@ def _card(title: str, badge: Badge, text: str, facts: Iterable[tuple[str, str]],
     lines = [f"### {_text(title)} ({_text(badge.text)})", _text(text)]
     lines.append("\n".join(f"- {_text(name)}: {_text(value)}" for name, value in facts))
     if command:
-        lines.append(f"Check: {escaped(command)}")
+        lines.append(f"Check: {_text(command)}")
     return lines
 
 
@@ -80,4 +84,5 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _text(text: str) -> str:
-    return escaped(shorter(text))
+    """Return text that shows exactly its characters: nothing in it is markup, a link, a mention or a formula."""
+    return _START.sub(r"\1\\\2", _MARKUP.sub(r"\\\g<0>", printable(shorter(text)).strip()))

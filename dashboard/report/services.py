@@ -103,9 +103,10 @@ def services_section(services: tuple[Service, ...], undeclared: tuple[str, ...])
         blocks.append(
             Table(
                 (
-                    *text("service", "promise"),
+                    *text("service"),
                     *numbers("kept"),
                     *drawn("hour by hour"),
+                    *text("promise"),
                     *numbers("requests", "in time", "worst p99"),
                 ),
                 tuple(_row(s) for s in services[: 2 * MOST_ROWS]),
@@ -126,13 +127,13 @@ def _row(s: Service) -> tuple[Cell, ...]:
     name = f"{s.tenant}/{s.workload}"
     promise = f"{percent(s.share, 1).replace('.0 ', ' ')} {s.quantity} within {seconds(s.bound_seconds)}"
     if s.missing:
-        return (name, f"{promise} ({s.missing})", *([NO_DATA] * 5))
+        return (name, NO_DATA, s.missing, promise, NO_DATA, NO_DATA, NO_DATA)
     strip = svg.strip([ratio for _, ratio in s.by_hour], f"{name}: kept in {percent(s.kept_ratio, 1)} of its windows")
     return (
         name,
-        promise,
         Badge(percent(s.kept_ratio, 1), kept_tone(s.kept_ratio)),
         Drawing(strip),
+        promise,
         number(s.requests),
         percent(s.within_ratio, 2),
         seconds(s.worst_p99_seconds),
