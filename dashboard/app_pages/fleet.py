@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pandas as pd
 import streamlit as st
 
-from collector.protocols import StoreReader
 from collector.schema import NOBODY, UNKNOWN
 from dashboard.app_parts import charts, loaders, page
-from dashboard.views import fleet
+from dashboard.views import fleet, palette
 from dashboard.views.findings import Claims
+from dashboard.views.holders import read_kept
 from dashboard.views.palette import LEDGER, LEVELS, tenant_colours
 from dashboard.views.reading import Look
 from dashboard.views.text import escaped, number, percent
 
 _ICONS = {"critical": ":material/error:", "warning": ":material/warning:", "info": ":material/info:"}
 _SHOWN = 6
-
-
-def _queues(store: StoreReader, look: Look) -> pd.DataFrame:
-    return store.latest("queue", at=look.newest, lookback=fleet.NOW)
 
 
 def _status(problems: list[fleet.Problem], claims: Claims) -> None:
@@ -47,26 +44,33 @@ def _status(problems: list[fleet.Problem], claims: Claims) -> None:
             st.caption("No analysis was written down yet: `trimtab tune` makes one in every cycle.")
 
 
-def _tiles(terms: pd.DataFrame, over_time: pd.DataFrame, holdings: pd.DataFrame, look: Look) -> None:
+def _tiles(terms: pd.DataFrame, over_time: pd.DataFrame, kept: pd.DataFrame) -> None:
     share = terms.set_index(["level", "term"])["share"]
     useful = share[1, "used"] * share[2, "useful"]
-    kept = holdings["kept"].dropna()
+    judged = kept["judged"].sum()
+    hourly = kept["kept"] / kept["judged"].where(kept["judged"] > 0)
     tiles = [
-        ("Useful", percent(useful), "useful", "Share of all capacity that became finished work, in time."),
-        ("SMs active", percent(over_time["active"].mean()), "active", "Mean share of SM time with work on it."),
-        ("Busy, as drivers say", percent(over_time["busy"].mean()), "busy", "Time with any kernel: not how much."),
-        ("Held, not used", percent(share[1, "wasted"]), "", "Share of all capacity that somebody holds for nothing."),
+        ("Useful", percent(useful), over_time["useful"], "Share of all capacity that became finished work, in time."),
+        ("SMs active", percent(over_time["active"].mean()), over_time["active"], "Share of SM time with work on it."),
+        (
+            "Busy, drivers say",
+            percent(over_time["busy"].mean()),
+            over_time["busy"],
+            "Time with any kernel on the card.",
+        ),
+        ("Held, not used", percent(share[1, "wasted"]), over_time["wasted"], "Share of all capacity held for nothing."),
         (
             "Objectives kept",
-            percent(kept.mean() if len(kept) else None, 1),
-            "",
-            "Mean over the online slices, minutes.",
+            percent(kept["kept"].sum() / judged if judged else None, 1),
+            hourly,
+            "Share of the intervals with requests in which a service kept its promise, over all slices.",
         ),
     ]
     with st.container(horizontal=True, gap="small"):
-        for label, value, column, text in tiles:
-            shown = over_time[column].dropna().tolist() if column else None
-            st.metric(label, value, help=text, border=True, chart_data=shown, chart_type="area", width=230)
+        for label, value, course, text in tiles:
+            known = course.dropna().tolist()
+            chart = known if len(known) > 1 else None
+            st.metric(label, value, help=text, border=True, chart_data=chart, chart_type="area", width=186)
 
 
 def _ledger(terms: pd.DataFrame) -> None:
@@ -80,7 +84,7 @@ def _ledger(terms: pd.DataFrame) -> None:
         table = terms.assign(
             level=terms["level"].map({1: "all capacity", 2: "of what was used"}),
             share=terms["share"].map(lambda v: percent(v, 1)),
-            card_hours=terms["card_hours"].map(lambda v: number(v)),
+            card_hours=[number(v) for v in terms["card_hours"]],
         )
         st.dataframe(table, hide_index=True, column_config={"card_hours": "card hours", "text": "what it is"})
 
@@ -89,7 +93,7 @@ def _over_time(over_time: pd.DataFrame) -> None:
     st.subheader("Busy is not useful", anchor=False)
     names = {"busy": "busy (any kernel)", "active": "SMs active", "useful": "useful"}
     table = over_time[["time"]].assign(**{names[c]: 100 * over_time[c] for c in names})
-    series = {
+    series: dict[str, dict[str, Any]] = {
         names["busy"]: {"lineStyle": {"width": 1.5, "type": "dashed"}, "itemStyle": {"color": "#8a97a5"}},
         names["active"]: {"itemStyle": {"color": "#4a8fe0"}},
         names["useful"]: {"itemStyle": {"color": "#2f9e5b"}, "step": "start", "areaStyle": {"opacity": 0.18}},
@@ -100,6 +104,7 @@ def _over_time(over_time: pd.DataFrame) -> None:
 
 def _heat(look: Look) -> None:
     st.subheader("Activity of each card", anchor=False)
+    page.legend(palette.heat_legend(dark=page.dark()))
     heat = loaders.read(fleet.heat, look)
     st.plotly_chart(
         charts.heat_map(heat, dark=page.dark()),
@@ -114,9 +119,8 @@ def _map(look: Look, cards: pd.DataFrame, holdings: pd.DataFrame) -> None:
     st.caption("A box is as wide as the share that is held, and filled as far as it is used. Dashed: nobody's.")
     page.legend(tenant_colours(t for t in holdings["tenant"] if t not in (NOBODY, UNKNOWN)))
     maps = fleet.node_maps(look, cards, holdings, page.ink())
-    for first in range(0, len(maps), 4):
-        row = maps[first : first + 4]
-        for column, node in zip(st.columns(4 if len(maps) > 1 else 2), row, strict=False):
+    for first in range(0, len(maps), 2):
+        for column, node in zip(st.columns(2), maps[first : first + 2], strict=False):
             with column.container(border=True):
                 st.markdown(f"**{escaped(node.node)}**")
                 page.drawing(node.drawing, node.alt)
@@ -126,12 +130,15 @@ span, seen = page.start("Fleet", "What is wrong now, where the capacity went, an
 if seen is not None:
     held, cards = loaders.holders(fleet.recent(seen), seen.interval_seconds)
     claims = loaders.stored(max(span, timedelta(days=1)))
-    queues = loaders.read(_queues, seen)
-    _status(fleet.problems(seen, cards, held, queues, claims.findings, loaders.changes(), loaders.pause()), claims)
+    queues = loaders.queues(seen)
+    problems = fleet.problems(
+        seen, cards, held, queues=queues, findings=claims.findings, changes=loaders.changes(), pause=loaders.pause()
+    )
+    _status(problems, claims)
     ledger = loaders.ledger(span)
     terms = fleet.ledger_terms(ledger)
     over_time = loaders.read(fleet.utilisation, seen, ledger)
-    _tiles(terms, over_time, held, seen)
+    _tiles(terms, over_time, loaders.read(read_kept, seen.window, loaders.settings().workload))
     left, right = st.columns(2, gap="large")
     with left:
         _ledger(terms)

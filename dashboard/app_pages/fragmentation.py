@@ -1,1 +1,99 @@
-"""fragmentation."""
+"""Fragmentation: what is free and serves nobody, how cards are cut, what still fits."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from dashboard.app_parts import charts, loaders, page
+from dashboard.views import fleet, fragmentation, svg
+from dashboard.views.names import card_names, named
+from dashboard.views.text import NO_DATA, escaped, number, percent, plural, stamp
+
+span, seen = page.start("Fragmentation", "Capacity that nobody holds: what of it serves nobody, and what still fits.")
+if seen is not None:
+    now = fleet.recent(seen)
+    holdings, cards = loaders.holders(now, seen.interval_seconds)
+    facts = loaders.facts(now)
+    names = card_names(loaders.facts(seen.window))
+    claims = loaders.claims(span)
+    ledger = loaders.ledger(span)
+    queues = loaders.queues(seen)
+    pieces = fragmentation.free_pieces(seen, cards, holdings)
+    share = fragmentation.fleet_shares(ledger)
+    with st.container(horizontal=True):
+        st.metric(
+            "Held by nobody", percent(share["idle"], 1), border=True, width=190, help="Of all capacity, over the range."
+        )
+        st.metric(
+            "of that stranded",
+            percent(share["stranded_of_idle"]),
+            border=True,
+            width=190,
+            help="No request of the mix fits there.",
+        )
+        st.metric(
+            "Free now, in one piece",
+            percent(pieces["free"].max() if len(pieces) else None),
+            border=True,
+            width=190,
+            help="The largest free share of one card that is not cut.",
+        )
+        waiting = queues["pending_count"].sum(min_count=1)
+        st.metric("Requests waiting", number(waiting), border=True, width=190, help="In all queues, now.")
+    found = claims.of("TT2")
+    st.subheader("What the analysis says", anchor=False)
+    if not found:
+        page.empty(f"No stranded capacity was found up to {stamp(claims.as_of)} UTC.")
+    for finding in found:
+        with st.container(border=True):
+            st.markdown(
+                f":orange-badge[{escaped(finding.code)}] :gray-badge[{escaped(finding.verdict.value)}] "
+                f"{escaped(named(finding.claim, names))}"
+            )
+            st.caption(f"Could be wrong: {escaped(finding.risk)} · confidence {percent(finding.confidence)}")
+            if finding.evidence.get("demand") and finding.code == "TT211":
+                st.dataframe(fragmentation.demand_table(finding.evidence), hide_index=True)
+    cut = fragmentation.cut_cards(seen, cards, holdings, facts)
+    drawn = [c for c in cut if c.layout is not None]
+    st.subheader("Cards that are cut (MIG)", anchor=False)
+    if not cut:
+        page.empty("No card is cut into MIG instances.", icon=":material/info:")
+    if drawn:
+        st.caption(
+            "One column a memory slice, one box an instance. Dashed: free. Violet stripes: free, and no further "
+            "instance can use it."
+        )
+        for first in range(0, len(drawn), 2):
+            for column, card in zip(st.columns(2, gap="large"), drawn[first : first + 2], strict=False):
+                with column:
+                    assert card.layout is not None  # noqa: S101
+                    page.drawing(svg.layouts([card.layout], page.ink()), f"{card.name}: {card.words}")
+                    st.caption(escaped(card.words))
+    for card in cut:
+        if card.layout is None:
+            page.empty(f"{card.name}: {card.words}", icon=":material/block:")
+    left, right = st.columns(2, gap="large")
+    with left:
+        st.subheader("Free share of cards that are not cut, now", anchor=False)
+        if pieces.empty:
+            page.empty("Every card is cut.", icon=":material/info:")
+        else:
+            known = pieces.assign(free=100 * pieces["free"])
+            st.echarts_chart(
+                charts.bars(
+                    known.rename(columns={"free": "free, in one piece"}), "card", {"free, in one piece": "#4a8fe0"}
+                ),
+                height=90 + 22 * len(known),
+                alt="Free share of each card",
+            )
+            unknown = pieces[pieces["free"].isna()]["card"]
+            if len(unknown):
+                st.caption(f"{NO_DATA} for {plural(len(unknown), 'card')}: a holder's quota is not told.")
+    with right:
+        st.subheader("Held by nobody, over the range", anchor=False)
+        idle = fragmentation.idle_capacity(ledger, names)
+        st.echarts_chart(
+            charts.bars(idle, "card", {"free": "#a9b4c0", "stranded": "#8b5cf6"}, stacked=True),
+            height=90 + 22 * len(idle),
+            alt="Free and stranded part of each card",
+        )

@@ -1,1 +1,100 @@
-"""recommendations."""
+"""Recommendations: what the tuner would change and why, what its guards dropped; approve and reject."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import streamlit as st
+
+from dashboard.app_parts import acting, loaders, page
+from dashboard.views import changes
+from dashboard.views.names import CardNames, card_names, named
+from dashboard.views.reading import Look
+from dashboard.views.text import escaped, plural, stamp
+from tuner import consent
+from tuner.record import GroupRecord
+
+_SHOWN = 12
+
+
+def _group(record: GroupRecord, names: CardNames, seen: Look | None, *, asked: bool) -> None:
+    with st.container(border=True, key=f"group_{record.id}"):
+        st.markdown(
+            f":blue-badge[{escaped(changes.KIND_WORDS.get(record.group.kind, record.group.kind))}] "
+            f"**{escaped(named(record.group.why, names))}**"
+        )
+        st.dataframe(changes.change_table(record, names), hide_index=True, key=f"changes_{record.id}")
+        st.caption(" · ".join(escaped(words) for words in changes.costs(record)))
+        if record.group.risk:
+            st.caption(f"Could be wrong: {escaped(named(record.group.risk, names))}")
+        because = f" · {escaped(named(record.reason, names))}" if record.reason else ""
+        until = f" · waits until {stamp(record.until)} UTC" if record.until is not None else ""
+        st.caption(f"{record.id} · made {stamp(record.made_at)} UTC{because}{until}")
+        if asked:
+            _answer(record, seen)
+
+
+def _answer(record: GroupRecord, seen: Look | None) -> None:
+    state = loaders.state()
+    if state is None or acting.role() == "viewer":
+        return
+    yes, no, _ = st.columns([1, 1, 3])
+    with yes.popover("Approve", icon=":material/check:", width="stretch"):
+        if signed := acting.why_form(f"approve_{record.id}", "Approve", primary=True):
+            action = partial(consent.approve, state, record.id, who=signed.who, why=signed.why)
+            acting.give(partial(action, role=acting.role(), now=acting.now(seen)), f"{record.id} approved")
+    with no.popover("Reject", icon=":material/close:", width="stretch"):
+        if signed := acting.why_form(f"reject_{record.id}", "Reject"):
+            action = partial(consent.reject, state, record.id, who=signed.who, why=signed.why)
+            acting.give(partial(action, role=acting.role(), now=acting.now(seen)), f"{record.id} rejected")
+
+
+span, seen = page.start(
+    "Recommendations", "What the tuner would change and why, and what its guards decided against.", needs_rows=False
+)
+acting.told()
+names: CardNames = {} if seen is None else card_names(loaders.facts(seen.window))
+plan = loaders.newest_plan()
+mode = loaders.settings().tuner.mode.value
+if plan is None:
+    st.info(
+        "**No plan yet.** `trimtab tune --once` makes one; in mode recommend it changes nothing.",
+        icon=":material/inbox:",
+    )
+    st.stop()
+pause = loaders.pause()
+if not pause.allows_new:
+    st.warning(f"The tuner is {escaped(str(pause))}. Nothing that is approved is carried out meanwhile.")
+waiting = changes.waiting(loaders.changes(), plan.id)
+with st.container(horizontal=True):
+    st.metric("Wait for an answer", len(waiting.asked), border=True, width=190)
+    st.metric("Written down", len(waiting.written_down), border=True, width=190, help="In mode recommend.")
+    st.metric("Decided against", len(plan.drops), border=True, width=190, help="By the guards, in the newest plan.")
+    st.metric("Mode, as configured", mode, border=True, width=210)
+st.caption(f"Newest plan {escaped(plan.id)}")
+if waiting.asked:
+    st.subheader("Waiting for an answer", anchor=False)
+    if acting.role() == "viewer":
+        st.caption(
+            "This address is reached from other machines, and nobody logs in: answers are given with "
+            "`trimtab changes approve` on the host."
+        )
+    for record in waiting.asked[:_SHOWN]:
+        _group(record, names, seen, asked=True)
+    if len(waiting.asked) > _SHOWN:
+        st.dataframe(changes.change_list(waiting.asked[_SHOWN:], names), hide_index=True)
+if waiting.written_down:
+    st.subheader("Written down, not asked for", anchor=False)
+    for record in waiting.written_down[:_SHOWN]:
+        _group(record, names, seen, asked=False)
+    if len(waiting.written_down) > _SHOWN:
+        st.caption(f"and {len(waiting.written_down) - _SHOWN} more: trimtab changes")
+if not waiting.asked and not waiting.written_down:
+    page.empty("Nothing is recommended now: the fleet is as the tuner wants it.")
+st.subheader("What the guards decided against", anchor=False)
+if not plan.drops:
+    page.empty("Nothing in the newest plan.")
+else:
+    table = changes.drop_list(plan.drops, plan.groups, names)
+    st.caption(f"{plural(len(table), 'decision')}, the newest plan alone. Each guard may drop or lessen, never add.")
+    st.dataframe(table, hide_index=True, alt="What guards dropped or lessened, and why")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
 
+from dashboard.views.contention import COST_WORDS
 from dashboard.views.fleet import NO_SAMPLE, Heat
 from dashboard.views.palette import HEAT, HEAT_DARK, LEDGER, NO_DATA, NO_DATA_DARK
 
 _GRID = {"left": 8, "right": 16, "top": 36, "bottom": 8, "containLabel": True}
+_SMALL = {"fontSize": 12, "fontWeight": "normal"}
 _PERCENT_AXIS = {"type": "value", "min": 0, "axisLabel": {"formatter": "{value} %"}}
 
 
@@ -108,3 +111,200 @@ def heat_map(heat: Heat, *, dark: bool) -> go.Figure:
         yaxis={"autorange": "reversed", "showgrid": False, "ticks": ""},
     )
     return figure
+
+
+def bars(table: pd.DataFrame, label: str, series: dict[str, str], *, stacked: bool = False) -> dict[str, Any]:
+    """Draw percent as lying bars: a row of `table` a bar, `series` column -> colour."""
+    return {
+        "grid": {**_GRID, "top": 28},
+        "legend": {"top": 0, "left": 0, "icon": "roundRect"},
+        "tooltip": {"trigger": "axis", "axisPointer": {"type": "shadow"}, "valueFormatter": "%.1f %%"},
+        "dataset": {"source": table[[label, *series]]},
+        "xAxis": _PERCENT_AXIS,
+        "yAxis": {"type": "category", "inverse": True, "axisTick": {"show": False}},
+        "series": [
+            {
+                "type": "bar",
+                "name": name,
+                "encode": {"x": name, "y": label},
+                "itemStyle": {"color": colour},
+                "barMaxWidth": 14,
+                **({"stack": "all"} if stacked else {}),
+            }
+            for name, colour in series.items()
+        ],
+    }
+
+
+def intervals(pairs: pd.DataFrame) -> dict[str, Any]:
+    """Draw each pair's effect as a point on its interval, in percent."""
+    table = pd.DataFrame(
+        {
+            "pair": [f"{place + 1}. {name}" for place, name in enumerate(pairs["victim"])],
+            "from": pairs["lower"].clip(lower=0).to_numpy(),
+            "interval": (pairs["upper"] - pairs["lower"].clip(lower=0)).clip(lower=0).to_numpy(),
+            "slower by": pairs["effect"].to_numpy(),
+        }
+    )
+    hidden = {"itemStyle": {"color": "transparent"}, "silent": True, "tooltip": {"show": False}}
+    common = {"type": "bar", "stack": "interval", "barWidth": 6}
+    return {
+        "grid": {**_GRID, "top": 8},
+        "tooltip": {"trigger": "item", "valueFormatter": "%.0f %%"},
+        "dataset": {"source": table},
+        "xAxis": _PERCENT_AXIS,
+        "yAxis": {"type": "category", "inverse": True, "axisTick": {"show": False}},
+        "series": [
+            {**common, "name": "from", "encode": {"x": "from", "y": "pair"}, **hidden},
+            {
+                **common,
+                "name": "interval",
+                "encode": {"x": "interval", "y": "pair"},
+                "itemStyle": {"color": "#d64545", "opacity": 0.35},
+                "silent": True,
+                "tooltip": {"show": False},
+            },
+            {
+                "type": "scatter",
+                "name": "slower by",
+                "encode": {"x": "slower by", "y": "pair", "tooltip": ["slower by"]},
+                "symbolSize": 11,
+                "itemStyle": {"color": "#d64545"},
+            },
+        ],
+    }
+
+
+def pair_over_time(table: pd.DataFrame, victim: str, suspect: str, field: str) -> dict[str, Any]:
+    """Draw the victim's cost above the suspect's activity on one axis of time."""
+    data = pd.DataFrame(
+        {"time": table["time"], "cost": 1000 * table["cost"].astype(float), "activity": table["activity"]}
+    )
+    axis = {"type": "time"}
+    return {
+        "grid": [
+            {"left": 60, "right": 12, "top": 34, "height": 120},
+            {"left": 60, "right": 12, "top": 196, "height": 92},
+        ],
+        "tooltip": {"trigger": "axis"},
+        "axisPointer": {"link": [{"xAxisIndex": "all"}]},
+        "dataset": {"source": data},
+        "title": [
+            {"text": f"{victim}: {COST_WORDS[field]}, ms", "top": 6, "left": 0, "textStyle": _SMALL},
+            {"text": f"{suspect}: share of the card used, %", "top": 168, "left": 0, "textStyle": _SMALL},
+        ],
+        "xAxis": [{**axis, "gridIndex": 0, "axisLabel": {"show": False}}, {**axis, "gridIndex": 1}],
+        "yAxis": [{"type": "value", "gridIndex": 0, "scale": True}, {"type": "value", "gridIndex": 1, "min": 0}],
+        "series": [
+            _line("cost", 0, "#d64545", {"valueFormatter": "%.3g ms"}),
+            _line("activity", 1, "#4a8fe0", {"valueFormatter": "%.0f %%"}),
+        ],
+    }
+
+
+def _line(column: str, axis: int, colour: str, tooltip: dict[str, str]) -> dict[str, Any]:
+    return {
+        "type": "line",
+        "name": column,
+        "xAxisIndex": axis,
+        "yAxisIndex": axis,
+        "encode": {"x": "time", "y": column},
+        "showSymbol": False,
+        "itemStyle": {"color": colour},
+        "lineStyle": {"width": 1.5},
+        "tooltip": tooltip,
+    }
+
+
+def pair_scatter(table: pd.DataFrame, suspect: str, field: str) -> dict[str, Any]:
+    """Draw each moment as a point: how busy the suspect, how slow the victim."""
+    data = table[["activity", "cost"]].dropna().astype(float)
+    data["cost"] *= 1000
+    return {
+        "grid": {"left": 8, "right": 16, "top": 34, "bottom": 30, "containLabel": True},
+        "tooltip": {"trigger": "item", "valueFormatter": "%.3g"},
+        "dataset": {"source": data},
+        "xAxis": {
+            "type": "value",
+            "name": f"{suspect}: share of the card used, %",
+            "nameLocation": "middle",
+            "nameGap": 26,
+            "min": 0,
+        },
+        "yAxis": {
+            "type": "value",
+            "scale": True,
+            "name": f"{COST_WORDS[field]}, ms",
+            "nameTextStyle": {"align": "left"},
+        },
+        "series": [
+            {
+                "type": "scatter",
+                "name": "moment",
+                "encode": {"x": "activity", "y": "cost", "tooltip": ["activity", "cost"]},
+                "symbolSize": 6,
+                "itemStyle": {"color": "#d64545", "opacity": 0.5},
+            }
+        ],
+    }
+
+
+def quantile_bands(table: pd.DataFrame, unit: str, made_at: datetime) -> dict[str, Any]:
+    """Draw what was measured, and from `made_at` on the median, the 10 % to 90 % band and the 97.5 % line."""
+    data = table.copy()
+    data["band"] = data["q0.9"] - data["q0.1"] if {"q0.1", "q0.9"} <= set(data) else float("nan")
+    common = {"type": "line", "showSymbol": False}
+    hidden = {"lineStyle": {"opacity": 0}, "tooltip": {"show": False}, "silent": True}
+    series: list[dict[str, Any]] = [
+        {
+            **common,
+            "name": "measured",
+            "encode": {"x": "time", "y": "measured"},
+            "itemStyle": {"color": "#8a97a5"},
+            "markLine": {
+                "symbol": "none",
+                "silent": True,
+                "label": {"formatter": "now"},
+                "data": [{"xAxis": made_at.isoformat()}],
+            },
+        }
+    ]
+    if "q0.5" in data:
+        series += [
+            {**common, **hidden, "name": "from", "stack": "band", "encode": {"x": "time", "y": "q0.1"}},
+            {
+                **common,
+                "name": "8 of 10 times within",
+                "stack": "band",
+                "encode": {"x": "time", "y": "band"},
+                "itemStyle": {"color": "#4a8fe0"},
+                "lineStyle": {"opacity": 0},
+                "areaStyle": {"opacity": 0.22},
+                "tooltip": {"show": False},
+            },
+            {**common, "name": "median", "encode": {"x": "time", "y": "q0.5"}, "itemStyle": {"color": "#1d63b8"}},
+        ]
+    if "q0.975" in data:
+        series.append(
+            {
+                **common,
+                "name": "97.5 % of the time below",
+                "encode": {"x": "time", "y": "q0.975"},
+                "itemStyle": {"color": "#d9772b"},
+                "lineStyle": {"type": "dashed", "width": 1.5},
+            }
+        )
+    return {
+        "grid": _GRID,
+        "legend": {
+            "top": 0,
+            "left": 0,
+            "icon": "roundRect",
+            "data": [s["name"] for s in series if s["name"] != "from"],
+        },
+        "tooltip": {"trigger": "axis", "valueFormatter": f"%.3g {unit}"},
+        "dataset": {"source": data},
+        "xAxis": {"type": "time"},
+        "yAxis": {"type": "value", "min": 0, "axisLabel": {"formatter": f"{{value}} {unit}"}},
+        "series": series,
+    }

@@ -13,18 +13,22 @@ import streamlit as st
 
 from analyzer.ledger import Ledger
 from collector.errors import UnreachableError
+from collector.protocols import StoreReader
 from collector.store import EmbeddedStore
 from collector.window import Window
-from dashboard.cli.context import interval_of
+from dashboard.cli.context import interval_of, whole_span
 from dashboard.config import Settings, find_file, load_settings
 from dashboard.views.findings import Claims, stored_claims, worst_first
+from dashboard.views.fleet import NOW
+from dashboard.views.forecast import Ahead, read_ahead
 from dashboard.views.holders import read_holders
 from dashboard.views.reading import Look, look
 from tuner import killswitch
 from tuner.killswitch import Pause
-from tuner.record import ChangeState, GroupRecord
+from tuner.record import ChangeState, Drop, GroupRecord
 from tuner.service.analyse import Analysis, load_detectors, run_analysis
-from tuner.state import State, list_groups, open_state
+from tuner.state import State, list_drops, list_groups, open_state
+from tuner.state.plans import latest_plan_id, waiting_groups
 
 LIVE = timedelta(seconds=30)
 HEAVY = timedelta(minutes=5)
@@ -107,15 +111,9 @@ def _key() -> tuple[str, int]:
     return mark
 
 
-def _opened_store() -> EmbeddedStore:
-    found = store()
-    assert found is not None, "asked for only while a store is open"  # noqa: S101
-    return found
-
-
 @st.cache_data(ttl=timedelta(seconds=5), max_entries=16, show_spinner=False)
 def _look(key: tuple[str, int], span: timedelta) -> Look | None:
-    opened = _opened_store()
+    opened = _opened(key).store
     return look(opened, span, interval_of(opened, settings().cluster.interval_seconds))
 
 
@@ -126,7 +124,7 @@ def holders(window: Window, interval_seconds: float) -> tuple[pd.DataFrame, pd.D
 
 @st.cache_data(ttl=HEAVY, max_entries=12, show_spinner="Reading who holds what")
 def _holders(key: tuple[str, int], window: Window, interval_seconds: float) -> tuple[pd.DataFrame, pd.DataFrame]:
-    return read_holders(_opened_store(), window, interval_seconds, settings().workload)
+    return read_holders(_opened(key).store, window, interval_seconds, settings().workload)
 
 
 def read(function: Callable[..., Any], *arguments: object) -> Any:
@@ -135,8 +133,13 @@ def read(function: Callable[..., Any], *arguments: object) -> Any:
 
 
 @st.cache_data(ttl=LIVE, max_entries=64, show_spinner="Reading rows")
-def _read(key: tuple[str, int], name: str, _function: Callable[..., Any], arguments: tuple[object, ...]) -> Any:
-    return _function(_opened_store(), *arguments)
+def _read(
+    key: tuple[str, int],
+    name: str,  # noqa: ARG001  it stands for the function, which has no hash of its own
+    _function: Callable[..., Any],
+    arguments: tuple[object, ...],
+) -> Any:
+    return _function(_opened(key).store, *arguments)
 
 
 def ledger(span: timedelta) -> Ledger:
@@ -146,7 +149,7 @@ def ledger(span: timedelta) -> Ledger:
 
 @st.cache_data(ttl=HEAVY, max_entries=6, refresh_mode="background", show_spinner="Adding up where the capacity went")
 def _ledger(key: tuple[str, int], span: timedelta) -> Ledger:
-    return _analyse(span, with_detectors=False).ledger
+    return _analyse(key, span, with_detectors=False).ledger
 
 
 def analysis(span: timedelta) -> Analysis:
@@ -156,16 +159,16 @@ def analysis(span: timedelta) -> Analysis:
 
 @st.cache_data(ttl=HEAVY, max_entries=3, refresh_mode="background", show_spinner="Analysing: this takes a while")
 def _analysis(key: tuple[str, int], span: timedelta) -> Analysis:
-    return _analyse(span, with_detectors=True)
+    return _analyse(key, span, with_detectors=True)
 
 
-def _analyse(span: timedelta, *, with_detectors: bool) -> Analysis:
+def _analyse(key: tuple[str, int], span: timedelta, *, with_detectors: bool) -> Analysis:
     found = settings()
-    seen = look_at(span)
+    seen = _look(key, span)
     if seen is None:
         raise UnreachableError("expected rows in the store, found none; run `trimtab doctor`")
     return run_analysis(
-        _opened_store(),
+        _opened(key).store,
         seen.window,
         interval_seconds=seen.interval_seconds,
         settings=found.analyze,
@@ -181,7 +184,7 @@ def stored(span: timedelta) -> Claims:
 
 
 def claims(span: timedelta) -> Claims:
-    """Return what was found within the last `span`: by the tuner where it ran, else by an analysis made for this page."""
+    """Return what was found within the last `span`: by the tuner where it ran, else by one made for this page."""
     found = stored(span)
     if found.as_of is not None:
         return found
@@ -190,8 +193,61 @@ def claims(span: timedelta) -> Claims:
 
 
 def changes(limit: int = 200) -> list[GroupRecord]:
-    """Return the newest changes, dropped ones left out."""
+    """Return everything that waits, and the newest changes; dropped ones left out."""
     opened = state()
     if opened is None:
         return []
-    return list_groups(opened, states=[s for s in ChangeState if s is not ChangeState.DROPPED], limit=limit)
+    newest = list_groups(opened, states=[s for s in ChangeState if s is not ChangeState.DROPPED], limit=limit)
+    known = {record.id for record in newest}
+    return newest + [record for record in waiting_groups(opened) if record.id not in known]
+
+
+def facts(window: Window) -> pd.DataFrame:
+    """Return the facts that were valid at some time in a window."""
+    found: pd.DataFrame = read(_facts, window)
+    return found
+
+
+def _facts(store: StoreReader, window: Window) -> pd.DataFrame:
+    return store.facts(window)
+
+
+def queues(seen: Look) -> pd.DataFrame:
+    """Return the newest row of each queue."""
+    found: pd.DataFrame = read(_queues, seen)
+    return found
+
+
+def _queues(store: StoreReader, seen: Look) -> pd.DataFrame:
+    return store.latest("queue", at=seen.newest, lookback=NOW)
+
+
+@dataclass(frozen=True, slots=True)
+class NewestPlan:
+    """The newest plan: its id, what guards did to it, and its groups by id."""
+
+    id: str
+    drops: tuple[Drop, ...]
+    groups: dict[str, GroupRecord]
+
+
+def newest_plan() -> NewestPlan | None:
+    """Return the newest plan; None where none was made."""
+    opened = state()
+    found = None if opened is None else latest_plan_id(opened)
+    if opened is None or found is None:
+        return None
+    groups = {record.id: record for record in list_groups(opened, plan_id=found, limit=1000)}
+    return NewestPlan(found, tuple(list_drops(opened, plan_id=found)), groups)
+
+
+def ahead(field: str) -> Ahead:
+    """Return the forecasts of a field; old ones are shown while new ones are made."""
+    return _ahead(_key(), field)
+
+
+@st.cache_data(ttl=HEAVY, max_entries=4, refresh_mode="background", show_spinner="Learning from the past")
+def _ahead(key: tuple[str, int], field: str) -> Ahead:
+    opened = _opened(key).store
+    interval = interval_of(opened, settings().cluster.interval_seconds)
+    return read_ahead(opened, whole_span(opened).end, field, settings().forecast, interval)

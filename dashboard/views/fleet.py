@@ -18,11 +18,12 @@ from analyzer.ledger import LEVEL_1, LEVEL_2, Ledger
 from collector.protocols import StoreReader
 from collector.schema import NOBODY, UNKNOWN
 from collector.window import Window
+from dashboard.cli.output import clean as printable
 from dashboard.views import svg
 from dashboard.views.findings import effect_size
 from dashboard.views.palette import tenant_colours
 from dashboard.views.reading import Look, bucket
-from dashboard.views.text import percent, plural, printable, seconds, stamp
+from dashboard.views.text import percent, plural, seconds, stamp
 from tuner.killswitch import Pause
 from tuner.record import ChangeState, GroupRecord
 
@@ -61,6 +62,7 @@ def problems(
     look: Look,
     cards: pd.DataFrame,
     holdings: pd.DataFrame,
+    *,
     queues: pd.DataFrame,
     findings: Sequence[Finding],
     changes: Sequence[GroupRecord],
@@ -70,7 +72,8 @@ def problems(
 
     Args:
         look: the range.
-        cards, holdings: of the last `NOW`, as `read_holders` returns them.
+        cards: of the last `NOW`, as `read_holders` returns them.
+        holdings: the same.
         queues: newest row of each queue.
         findings: of the last analysis.
         changes: newest groups.
@@ -121,11 +124,11 @@ def _open_claims(findings: Sequence[Finding]) -> list[Problem]:
     pairs = [f for f in findings if f.code.startswith("TT1") and f.verdict is Verdict.HOLDS]
     found = []
     if pairs:
-        worst = max(pairs, key=effect_size)
+        worst = percent(max(effect_size(f) for f in pairs))
         found.append(
             Problem(
                 "warning",
-                f"{plural(len(pairs), 'pair')} of slices in conflict, the worst costs {percent(effect_size(worst))}",
+                f"{plural(len(pairs), 'pair')} of slices in conflict, the worst is {worst} slower",
                 "contention",
             )
         )
@@ -172,9 +175,10 @@ def card_name(row: Mapping[Any, Any]) -> str:
 
 
 def ledger_terms(ledger: Ledger) -> pd.DataFrame:
-    """Return the fleet's ledger, a row a term: level (1, 2), term, share (of capacity; level 2 of used), card_hours, text.
+    """Return the fleet's ledger, a row a term: `level` (1, 2), `term`, `share`, `card_hours`, `text`.
 
-    Card hours are hours of an average card of the fleet.
+    Shares of level 1 are of the capacity, those of level 2 of what was used. Card hours are hours of an average
+    card of the fleet.
     """
     capacity, used = float(ledger.fleet["capacity"]), float(ledger.fleet["used"])
     sms_per_hour = capacity / _card_hours(ledger) if capacity > 0 else math.nan
@@ -195,9 +199,9 @@ def _card_hours(ledger: Ledger) -> float:
 
 
 def utilisation(store: StoreReader, look: Look, ledger: Ledger) -> pd.DataFrame:
-    """Return the fleet over time: `time`, `busy` (a kernel ran), `active` (SMs with work), `useful` (by the hour).
+    """Return the fleet over time: `time`, `busy` (a kernel ran), `active` (SMs with work), `useful` and `wasted`.
 
-    All are shares of the cards that sent a row; `useful` is of the capacity of all cards; NaN absent.
+    The first two are means over the cards that sent a row, the others by the hour, of all capacity; NaN absent.
     """
     every = bucket(look.window, look.interval_seconds, 160)
     rows = store.read("gpu", look.window, fields=["busy_ratio", "sm_active_ratio"], every=every, by=["cluster"])
@@ -205,18 +209,18 @@ def utilisation(store: StoreReader, look: Look, ledger: Ledger) -> pd.DataFrame:
     table = table.rename(columns={"busy_ratio": "busy", "sm_active_ratio": "active"})
     hours = ledger.hours
     useful = pd.Series(
-        (hours["useful"] / hours["capacity"]).to_numpy() if len(hours) else [],
-        index=pd.DatetimeIndex(hours["hour"]) if len(hours) else pd.DatetimeIndex([], tz="UTC"),
+        (hours["useful"] / hours["capacity"]).to_numpy(),
+        index=pd.DatetimeIndex(pd.to_datetime(hours["hour"], utc=True)),
         dtype="float64",
     )
-    times = pd.DatetimeIndex(table.index)
-    table["useful"] = useful.reindex(times.floor("h")).to_numpy()
-    return table.reset_index()
+    wasted = pd.Series((hours["wasted"] / hours["capacity"]).to_numpy(), index=useful.index, dtype="float64")
+    times = pd.DatetimeIndex(table.index).floor("h")
+    return table.assign(useful=useful.reindex(times).to_numpy(), wasted=wasted.reindex(times).to_numpy()).reset_index()
 
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """Activity of each card over time: `values` (cards, buckets) are percent 0..100, `NO_SAMPLE` where there is none."""
+    """Activity of each card over time: `values` (cards, buckets), percent 0..100, `NO_SAMPLE` where there is none."""
 
     labels: tuple[str, ...]
     start: datetime

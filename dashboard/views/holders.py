@@ -42,6 +42,7 @@ COLUMNS = (
     "first_seen",
     "last_seen",
 )
+_ROUNDING = 1e-6  # rates are rounded by their exporters: a share so near to the promise is kept
 CARD_COLUMNS = ("cluster", "node", "gpu", "index", "model", "activity", "last_seen")
 
 
@@ -130,8 +131,7 @@ def kept_intervals(requests: np.ndarray, within: np.ndarray, promised: float) ->
         judged = (requests > 0) & ~np.isnan(within)
     if math.isnan(promised) or not judged.any():
         return math.nan
-    # A rate is rounded by its exporter: a share within a millionth of the promise counts as kept.
-    return float((within[judged] / requests[judged] >= promised - 1e-6).mean())
+    return float((within[judged] / requests[judged] >= promised - _ROUNDING).mean())
 
 
 def _mean(values: np.ndarray) -> float:
@@ -142,3 +142,19 @@ def _mean(values: np.ndarray) -> float:
 def _last(values: np.ndarray) -> float:
     known = values[~np.isnan(values)]
     return float(known[-1]) if len(known) else math.nan
+
+
+def read_kept(store: StoreReader, window: Window, declarations: Sequence[WorkloadDeclaration]) -> pd.DataFrame:
+    """Return by hour how the services kept their promises: `time`, `judged` and `kept` (counts of slice intervals).
+
+    An interval is judged where requests came to a workload that promised something.
+    """
+    rows = store.read("slice", window, fields=["requests_per_second", "within_objective_per_second"])
+    promises = resolve_promises(store.facts(window), rows, declarations)
+    shares = {key: objective_share(promise) for key, promise in promises.items()}
+    promised = np.array([shares.get(key, math.nan) for key in zip(rows["tenant"], rows["workload"], strict=True)])
+    asked, within = rows["requests_per_second"], rows["within_objective_per_second"]
+    judged = ((asked > 0) & within.notna() & ~np.isnan(promised)).to_numpy()
+    kept = judged & (within / asked >= promised - _ROUNDING).to_numpy()
+    table = pd.DataFrame({"time": rows["time"].dt.floor("h"), "judged": judged, "kept": kept})
+    return table.groupby("time", as_index=False)[["judged", "kept"]].sum()

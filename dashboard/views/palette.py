@@ -42,3 +42,14 @@ NO_DATA_DARK = "#5a4a4a"
 def tenant_colours(tenants: Iterable[str]) -> dict[str, str]:
     """Return a colour for each tenant; the same set gives the same colours, more than ten share them."""
     return {name: _TENANTS[place % len(_TENANTS)] for place, name in enumerate(sorted(set(tenants)))}
+
+
+def heat_legend(*, dark: bool) -> dict[str, str]:
+    """Return what the colours of a heat map mean."""
+    ramp = HEAT_DARK if dark else HEAT
+    return {
+        "idle": ramp[0],
+        "half": ramp[len(ramp) // 2],
+        "full": ramp[-1],
+        "no data": NO_DATA_DARK if dark else NO_DATA,
+    }

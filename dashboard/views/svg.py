@@ -7,10 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from dashboard.views.text import printable, shortened
+from dashboard.cli.output import clean as printable
+from dashboard.views.text import shortened
 
 _CHARACTER = 6.1  # px, mean width at 11 px
 WIDTH = 360
+_STRIPES = (
+    '<defs><pattern id="s" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    '<rect width="3" height="6" fill="#8b5cf6" fill-opacity="0.55"/></pattern></defs>'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +115,7 @@ class Layout:
 def layouts(rows: Sequence[Layout], ink: Ink) -> str:
     """Draw cut cards below each other: one column a memory slice, instances where they lie."""
     row, height = 62, 34
-    body = [
-        '<defs><pattern id="s" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-        '<rect width="3" height="6" fill="#8b5cf6" fill-opacity="0.55"/></pattern></defs>'
-    ]
+    body = [_STRIPES]
     for place, card in enumerate(rows):
         top = place * row
         unit = WIDTH / card.slices

@@ -1,0 +1,30 @@
+"""Cards by names that people use: `node-a GPU 2` in place of a UUID, also inside sentences."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import pandas as pd
+
+from analyzer.facts import hardware_facts
+from dashboard.cli.output import clean as printable
+
+CardNames = Mapping[str, str]  # UUID -> name
+
+
+def card_names(facts: pd.DataFrame) -> dict[str, str]:
+    """Return UUID -> `node GPU index` of every card whose exporter told its index."""
+    return {
+        gpu: printable(f"{node} GPU {index}")
+        for (_, node, gpu, _), index in hardware_facts(facts, "gpu", "ordinal").items()
+    }
+
+
+def named(text: str, names: CardNames) -> str:
+    """Return a sentence with the UUIDs of known cards replaced by their names; `X on node-a` says the node once."""
+    if not names:
+        return text
+    pattern = re.compile("|".join(re.escape(gpu) for gpu in sorted(names, key=len, reverse=True)))
+    told = pattern.sub(lambda match: names[match[0]], text)
+    return re.sub(r"\b(\S+) (GPU \S+?) on \1\b", r"\1 \2", told)
