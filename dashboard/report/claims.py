@@ -31,7 +31,7 @@ from dashboard.report.view import (
     prose,
     text,
 )
-from dashboard.report.words import amount
+from dashboard.report.words import amount, shorter
 from dashboard.views.text import NO_DATA, percent, plural, stamp
 
 _FAMILY = {"TT1": "fights", "TT2": "stranded", "TT3": "waste", "TT4": "limits", "TT5": "risks", "TT6": "health"}
@@ -183,10 +183,11 @@ def fights_section(claims: Claims) -> Section:
 
 
 def _pair(c: Claim, most: float) -> tuple[Cell, ...]:
+    label = shorter(c.claim)
     if math.isnan(c.effect_value):
-        bar = svg.interval(0.0, 0.0, 0.0, c.claim)
+        bar = svg.interval(0.0, 0.0, 0.0, label)
     else:
-        bar = svg.interval(c.effect_value / most, c.effect_lower / most, c.effect_upper / most, c.claim)
+        bar = svg.interval(c.effect_value / most, c.effect_lower / most, c.effect_upper / most, label)
     return (
         c.who,
         c.victim,

@@ -18,7 +18,7 @@ def render_markdown(page: Page) -> str:
     lines = [f"# {_text(page.title)}", _text(page.subtitle)]
     if page.simulated:
         lines.append("**simulated: these rows come from a simulation, not from real cards**")
-    lines.append(_text(page.summary))
+    lines.append(_paragraph(page.summary))
     lines.append(_table(("", "", ""), [(t.label, t.value, t.note) for t in page.tiles], (False, True, False)))
     for section in page.sections:
         lines.append(f"## {_text(section.title)}")
@@ -31,7 +31,7 @@ def render_markdown(page: Page) -> str:
 def _block(block: Block) -> list[str]:
     match block:
         case Note():
-            return [_text(block.text)]
+            return [_paragraph(block.text)]
         case Table():
             return _block_table(block)
         case Cards():
@@ -49,10 +49,10 @@ def _block_table(table: Table) -> list[str]:
     head = [table.columns[i].label for i in kept]
     right = [table.columns[i].kind is Kind.NUMBER for i in kept]
     rows = [[_cell(row[i]) for i in kept] for row in table.rows]
-    lines = [_text(table.caption)] if table.caption else []
+    lines = [_paragraph(table.caption)] if table.caption else []
     lines.append(_table(head, rows, right))
     if table.more:
-        lines.append(_text(table.more))
+        lines.append(_paragraph(table.more))
     return lines
 
 
@@ -67,7 +67,7 @@ def _cell(cell: Cell) -> str:
 
 
 def _card(title: str, badge: Badge, text: str, facts: Iterable[tuple[str, str]], command: str) -> list[str]:
-    lines = [f"### {_text(title)} ({_text(badge.text)})", _text(text)]
+    lines = [f"### {_text(title)} ({_text(badge.text)})", _paragraph(text)]
     lines.append("\n".join(f"- {_text(name)}: {_text(value)}" for name, value in facts))
     if command:
         lines.append(f"Check: {_text(command)}")
@@ -85,4 +85,8 @@ def _row(cells: Sequence[str]) -> str:
 
 def _text(text: str) -> str:
     """Return text that shows exactly its characters: nothing in it is markup, a link, a mention or a formula."""
-    return _START.sub(r"\1\\\2", _MARKUP.sub(r"\\\g<0>", printable(shorter(text)).strip()))
+    return _MARKUP.sub(r"\\\g<0>", printable(shorter(text)).strip())
+
+
+def _paragraph(text: str) -> str:
+    return _START.sub(r"\1\\\2", _text(text))
