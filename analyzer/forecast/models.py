@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.linear_model import Ridge
-from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]  # ships no types
+from threadpoolctl import ThreadpoolController
 
 from analyzer.forecast.features import DAY_SECONDS, FloatArray, Panel, Rows
 
