@@ -18,13 +18,13 @@ from collector.collect import Collector
 from collector.plugins import SourceContext
 from collector.protocols import Source, Store
 from collector.scrape import ScrapeSource
-from collector.settings import MappingSettings, SourceSettings, StoreSettings
+from collector.settings import SourceSettings, StoreSettings
 from collector.store import EmbeddedStore
 from collector.window import Window
 from sample_data.cluster.backend import SimulatorBackend
 from sample_data.cluster.bound import UpperBound, upper_bound
 from sample_data.cluster.cluster import SimulatedCluster
-from sample_data.cluster.presets import mixed
+from sample_data.cluster.presets import mixed, trainer_mapping
 from sample_data.cluster.score import Score, score
 from sample_data.cluster.source import SimulatedSource
 from sample_data.cluster.spec import STEP_SECONDS, ClusterSpec
@@ -38,13 +38,8 @@ from tuner.state.plans import count_states
 
 Progress = Callable[[int, int], None]  # minutes done, minutes in all
 
-# A tuned day takes longer than a static one: the fast path every few minutes is enough at a 60-s step.
-_FAST_EVERY = 3  # steps
-# What an operator would write as `[[mapping]]` for the metrics of their own trainers.
-TRAINER_MAPPINGS = (
-    MappingSettings(metric="trainer_steps_total", measurement="slice", field="steps_count", counter=True),
-    MappingSettings(metric="trainer_step_seconds", measurement="slice", field="step_seconds", counter=True),
-)
+# At a 60-s step a full cycle every ten minutes is enough, with the fast path half-way between.
+_CYCLE_SECONDS = 600.0
 _EXPORTERS = SourceSettings(kind="scrape", name="simulated exporters")
 
 
@@ -156,7 +151,7 @@ def tuned_run(
             _advance(cluster, clock, collector)
             if minute % every == every - 1:
                 tuner.run_once(clock.now())
-            elif minute % _FAST_EVERY == 0:
+            elif minute % every == every // 2 - 1:
                 tuner.fast_once(clock.now())
             if progress is not None:
                 progress(minute + 1, minutes)
@@ -173,7 +168,7 @@ def text_source(cluster: SimulatedCluster) -> Source:
     context = SourceContext(
         cluster=cluster.spec.name,
         interval_seconds=float(STEP_SECONDS),
-        mappings=TRAINER_MAPPINGS,
+        mappings=trainer_mapping(),
         simulated=True,
     )
     return ScrapeSource(_EXPORTERS, context, fetch=cluster.fetch, discover=cluster.targets)
@@ -181,7 +176,7 @@ def text_source(cluster: SimulatedCluster) -> Source:
 
 def demo_tuner_settings() -> TunerSettings:
     """Return the settings of the closed loop: automatic, and armed to restart offline work."""
-    return TunerSettings(mode=Mode.AUTO, auto_restart_offline=True)
+    return TunerSettings(mode=Mode.AUTO, auto_restart_offline=True, cycle_seconds=_CYCLE_SECONDS)
 
 
 def _advance(cluster: SimulatedCluster, clock: VirtualClock, collector: Collector) -> None:

@@ -213,6 +213,8 @@ class _Builder:
         waves_of: str = "",
         memory_quota_gib: float = 0.0,
         intensity: float = 0.95,
+        dram: float = 0.55,
+        tensor: float = 0.55,
     ) -> None:
         """Add a trainer: one long-lived pod that runs job after job."""
         spec = self.cards[card]
@@ -238,8 +240,8 @@ class _Builder:
                 sensitivity=sense,
                 pressure=press,
                 power_intensity=intensity,
-                dram_per_sm=0.55,
-                tensor_per_sm=0.55,
+                dram_per_sm=dram,
+                tensor_per_sm=tensor,
                 pcie_bytes_per_second=4e9 if pressure and "pcie" in pressure else 5e8,
                 waves_of=waves_of,
             )
@@ -336,7 +338,9 @@ def _node_mig(b: _Builder) -> None:
         )
     )
     b.seat(1, "mig", 0, one, instance=(13, 6, "1g.10gb"), memory_gib=7)
-    b.trainer(2, "detect-train", "vision", four, pressure={"pcie": 0.26}, instance=(1, 0, "4g.40gb"), memory_gib=31)
+    b.trainer(
+        2, "detect-train", "vision", four, pressure={"pcie": 0.26}, instance=(1, 0, "4g.40gb"), memory_gib=31, dram=0.95
+    )
     b.service(2, "caption", "vision", "triton", 0.09, two, tense=("pcie",), instance=(5, 4, "2g.20gb"), margin=1.19)
     b.service(2, "toxicity", "language", "triton", 0.045, one, instance=(13, 6, "1g.10gb"), memory_gib=5)
     b.service(3, "langid", "language", "triton", 0.045, one, instance=(7, 0, "1g.10gb"), memory_gib=5)
@@ -419,7 +423,7 @@ def _node_timeslice(b: _Builder) -> None:
     b.service(13, "spell", "language", "triton", 0.05, 0.25, memory_gib=4, width=0.45, margin=0.86)
     b.service(13, "dedupe", "research", "triton", 0.05, 0.25, memory_gib=4, width=0.45, margin=0.86)
     b.trainer(13, "tab-train", "research", 0.25, memory_gib=11, width=0.6)
-    b.trainer(14, "big-train", "research", 1.0, memory_gib=34, width=0.85)
+    b.trainer(14, "big-train", "research", 1.0, memory_gib=34, width=0.9, tensor=0.85)
     b.seat(15, "whole", 0, 1.0, memory_gib=34)
     b.plant("faces#0", "pose-train#0")
     b.plant("spell#0", "tab-train#0")
