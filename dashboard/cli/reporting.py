@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated
 
 import typer
 
 from collector.window import parse_instant
 from dashboard.cli.context import Json, Now, context_of
 from dashboard.cli.output import print_json, say
-
-if TYPE_CHECKING:
-    from dashboard.report.write import Format
 
 group = typer.Typer(no_args_is_help=True, help="Write reports for those who pay and those who decide.")
 
@@ -50,4 +47,4 @@ def weekly(
     if json:
         print_json(weekly_report(settings, now=at).to_json())
     else:
-        say(str(write_weekly(settings, now=at, fmt=cast("Format", file_format.value))))
+        say(str(write_weekly(settings, now=at, fmt=file_format.value)))

@@ -142,3 +142,17 @@ def test_subjects_in_words() -> None:
     assert subjects_text(card) == "n/GPU-1"
     fleet = finding(None, SubjectRef(Role.SUBJECT, "c"))
     assert subjects_text(fleet) == "c"
+
+
+@pytest.mark.usefixtures("store")
+def test_the_weekly_report_is_a_file_or_a_document(trimtab: Callable[..., Ran]) -> None:
+    for name in ("html", "md", "json"):
+        ran = trimtab("report", "weekly", "--format", name)
+        assert ran.code == 0, ran.err
+        path = Path(ran.out.strip())
+        assert path.suffix == f".{name}"
+        assert path.stat().st_size > 1000
+    document = json.loads(trimtab("report", "weekly", "--json").out)
+    assert document == json.loads(path.read_text())
+    assert trimtab("report", "weekly", "--now", "2020-01-01").code == 3
+    assert trimtab("report", "weekly", "--format", "pdf").code == 2
