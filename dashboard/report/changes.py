@@ -23,7 +23,7 @@ from dashboard.report.view import (
 )
 from dashboard.report.words import state_text
 from dashboard.views.text import gib, number, percent, plural, stamp
-from tuner.model import Change
+from tuner.model import Change, Target
 from tuner.outcome import Outcome
 from tuner.record import WAITING_STATES, ChangeState, Drop, GroupRecord
 
@@ -51,7 +51,7 @@ def build_changes(gathered: Gathered) -> ChangesPart:
         counts={state.value: count for state, count in sorted(records.counts.items())},
         made=_lines(r for r in records.groups if r.state in _MADE),
         rolled_back=_lines(r for r in records.groups if r.state in _UNDONE),
-        would=_lines(r for r in records.groups if r.state in WAITING_STATES),
+        would=_once(r for r in records.groups if r.state in WAITING_STATES),
         drops=_drops(records.drops),
         promises=_promises(records.outcomes),
         missing="",
@@ -59,20 +59,31 @@ def build_changes(gathered: Gathered) -> ChangesPart:
 
 
 def _lines(records: Iterable[GroupRecord]) -> tuple[ChangeLine, ...]:
-    lines = [
-        ChangeLine(
-            id=record.id,
-            at=record.applied_at or record.updated_at,
-            state=record.state.value,
-            kind=record.group.kind,
-            what=tuple(_change_text(change) for change in record.group.changes),
-            why=record.group.why,
-            reason=record.reason,
-            confidence=record.group.confidence,
-        )
-        for record in records
-    ]
+    lines = (_line(record, 1) for record in records)
     return tuple(sorted(lines, key=lambda line: (-line.at.timestamp(), line.id)))
+
+
+def _once(records: Iterable[GroupRecord]) -> tuple[ChangeLine, ...]:
+    """Return advice about the same knobs once, as it was given last, the most repeated first."""
+    alike: dict[tuple[tuple[Target, str], ...], list[GroupRecord]] = {}
+    for record in records:
+        alike.setdefault(tuple(sorted((c.target, c.knob) for c in record.group.changes)), []).append(record)
+    lines = [_line(max(same, key=lambda r: (r.made_at, r.id)), len(same)) for same in alike.values()]
+    return tuple(sorted(lines, key=lambda line: (-line.times, -line.at.timestamp(), line.id)))
+
+
+def _line(record: GroupRecord, times: int) -> ChangeLine:
+    return ChangeLine(
+        id=record.id,
+        at=record.applied_at or record.updated_at,
+        state=record.state.value if record.decision != "write_down" else "recommended",
+        kind=record.group.kind,
+        what=tuple(_change_text(change) for change in record.group.changes),
+        why=record.group.why,
+        reason=record.reason,
+        confidence=record.group.confidence,
+        times=times,
+    )
 
 
 def _change_text(change: Change) -> str:
@@ -173,7 +184,7 @@ def _table(lines: Sequence[ChangeLine], caption: str) -> Table:
                 "; ".join(line.what),
                 line.why,
                 Badge(state_text(line.state), _TONES.get(line.state, "plain")),
-                line.reason,
+                line.reason if line.times == 1 else f"{line.reason} ({line.times} times)",
             )
             for line in lines[:_MOST]
         ),

@@ -161,9 +161,12 @@ def _records(open_records: Callable[[], State | None], window: Window) -> tuple[
         return (
             TunerRecords(
                 counts=count_states(state, since=window.start),
-                groups=list_groups(
-                    state, states=WRITTEN_STATES | WAITING_STATES, since=window.start, limit=_MOST_GROUPS
-                ),
+                # In recommend mode every cycle writes its advice down again: that must not crowd out what was done.
+                groups=[
+                    record
+                    for states in (WRITTEN_STATES, WAITING_STATES)
+                    for record in list_groups(state, states=states, since=window.start, limit=_MOST_GROUPS)
+                ],
                 drops=list_drops(state, since=window.start, limit=_MOST_DROPS),
                 outcomes=list_outcomes(state, since=window.start),
                 suppressions=list_suppressions(state, active_at=window.end),

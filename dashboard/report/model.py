@@ -162,6 +162,7 @@ class ChangeLine:
     why: str
     reason: str  # of the last step
     confidence: float
+    times: int  # how often the same was asked for; the newest is told
 
 
 @dataclass(frozen=True, slots=True)

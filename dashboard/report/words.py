@@ -52,4 +52,4 @@ def shorter(text: str) -> str:
 
 def state_text(state: str) -> str:
     """Return the state of a change in words."""
-    return {"superseded": "replaced later", "confirmed": "kept"}.get(state, state.replace("_", " "))
+    return {"superseded": "replaced later", "confirmed": "kept", "planned": "waits"}.get(state, state.replace("_", " "))

@@ -69,7 +69,7 @@ def report(*, simulated: bool = True) -> Report:
     level_2 |= {"unaccounted": -0.01}
     hours = tuple(HourTerms(START + timedelta(hours=h), {**level_1, "useful": 0.32}) for h in range(24))
     change = ChangeLine(
-        "g-1", START, "confirmed", "right_size", (f"{SCRIPT}: compute share 10 % to 20 %",), "why", "held", 0.8
+        "g-1", START, "confirmed", "right_size", (f"{SCRIPT}: compute share 10 % to 20 %",), "why", "held", 0.8, 1
     )
     return Report(
         clusters=(SCRIPT,),
@@ -110,7 +110,7 @@ def report(*, simulated: bool = True) -> Report:
             ),
             stranded=(claim("TT221"),),
             limits=(claim("TT401", title="Limited by compute"),),
-            risks=(claim("TT502", effect_unit="seconds", effect_value=3600.0, effect_lower=3600.0, effect_upper=3600.0),),
+            risks=(claim("TT502", effect_unit="seconds", effect_value=3600.0, effect_lower=3600.0),),
             health=(claim("TT601", effect_unit="count", effect_value=2.0),),
             undecided={"TT101": 3},
             suppressed=2,
