@@ -162,7 +162,7 @@ def run_analysis(
     return Analysis(
         window=window,
         findings=tuple(sorted(found, key=_worst_first)),
-        withheld=tuple(withheld),
+        withheld=tuple(sorted(withheld, key=_by_place)),
         census=take_census(_subjects(nodes), codes, withheld),
         ledger=conclude_ledger([n.ledger for n in nodes], context),
         declarations=promises,
@@ -179,6 +179,10 @@ def _conclude(name: str, detector: Detector, nodes: Sequence[NodeMeasures], cont
 def _subjects(nodes: Sequence[NodeMeasures]) -> pd.DataFrame:
     filled = [n.subjects for n in nodes if len(n.subjects)]
     return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=list(SUBJECT_COLUMNS))
+
+
+def _by_place(withheld: Withheld) -> tuple[str, ...]:
+    return withheld.code, withheld.cluster, withheld.node, withheld.gpu, withheld.slice, withheld.reason
 
 
 _VERDICT_ORDER = {"holds": 0, "suspected": 1, "cannot tell": 2, "no effect found": 3}
