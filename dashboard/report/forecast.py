@@ -108,7 +108,7 @@ def _table(lines: Sequence[ForecastLine]) -> Table:
             )
         )
     return Table(
-        (*text("series"), *numbers(*(f"in {_ahead(ahead)}" for ahead in horizons), "own error", "than no change")),
+        (*text("series"), *numbers(*(f"in {_ahead(ahead)}" for ahead in horizons), "own error", "vs no change")),
         tuple(rows),
         "Cards that will be used: median, and the range of 80 % of the time. Beside it how far such forecasts were off "
         "in the past, and whether that is better than to assume that nothing changes",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -10,6 +11,8 @@ from markupsafe import Markup
 from dashboard.cli.output import clean as printable
 from dashboard.report.view import Badge, Cards, Drawing, Figure, Note, Page, Table
 from dashboard.report.words import shorter
+
+_UNIT = re.compile(r"(\d) %")
 
 
 def render_html(page: Page) -> str:
@@ -27,7 +30,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_literal,
     )
-    environment.filters |= {"shorter": shorter, "drawn": _drawn}
+    environment.filters |= {"shorter": _shorter, "drawn": _drawn}
     environment.tests |= {
         "note": lambda block: isinstance(block, Note),
         "table": lambda block: isinstance(block, Table),
@@ -42,6 +45,10 @@ def _environment() -> Environment:
 def _literal(value: object) -> object:
     """Take the force out of characters that turn, hide or break text; markup of our own stays."""
     return value if isinstance(value, Markup) or not isinstance(value, str) else printable(value)
+
+
+def _shorter(text: str) -> str:
+    return _UNIT.sub("\\1\N{NO-BREAK SPACE}%", shorter(text))
 
 
 def _drawn(drawing: Drawing) -> Markup:
