@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import streamlit as st
 
-st.set_page_config(page_title="Trimtab", page_icon=":material/tune:", layout="wide")
+HERE = Path(__file__).parent
+
+st.set_page_config(page_title="Trimtab", page_icon=str(HERE / "icon.svg"), layout="wide")
+st.logo(str(HERE / "logo.svg"), icon_image=str(HERE / "icon.svg"), size="large")
 st.navigation(
     {
         "What is": [

@@ -21,6 +21,7 @@ from dashboard.settings import DashboardSettings
 from dashboard.stopping import stopped_by_signals
 
 APP = Path(__file__).with_name("app.py")
+LOOPBACK = ("127.0.0.1", "::1")
 _START_SECONDS = 60.0
 _STOP_SECONDS = 10.0
 
@@ -72,12 +73,14 @@ def served(
     port = free_port(settings.host, settings.port)
     command = [sys.executable, "-m", "streamlit", "run", str(APP), "--server.headless=true"]
     command += [f"--server.address={settings.host}", f"--server.port={port}", "--browser.gatherUsageStats=false"]
+    if settings.host in LOOPBACK:  # a page elsewhere that renames itself to this address gets no answer
+        command += [f"--server.allowedHosts={name}" for name in ("localhost", *LOOPBACK)]
     environment = {**os.environ, **({"TRIMTAB_CONFIG": str(config.resolve())} if config is not None else {})}
     # A group of its own: Ctrl-C reaches this process alone, which then ends the application in its own order.
     process = subprocess.Popen(  # noqa: S603  our own interpreter and file
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
-    name = "localhost" if settings.host in ("127.0.0.1", "::1", "0.0.0.0", "::") else settings.host  # noqa: S104
+    name = "localhost" if settings.host in (*LOOPBACK, "0.0.0.0", "::") else settings.host  # noqa: S104
     address = f"http://{name}:{port}"
     try:
         _await_answer(f"{address}/_stcore/health", process.poll, clock or SystemClock())

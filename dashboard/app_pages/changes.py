@@ -11,7 +11,7 @@ from dashboard.app_parts import acting, loaders, page
 from dashboard.views import changes, switch
 from dashboard.views.names import CardNames, card_names, named
 from dashboard.views.reading import Look
-from dashboard.views.text import escaped, plural
+from dashboard.views.text import NO_DATA, escaped, plural
 from tuner import consent, journal
 from tuner.model import Freeze
 from tuner.record import ChangeState, GroupRecord
@@ -83,7 +83,7 @@ def _detail(state: State, record: GroupRecord, names: CardNames, seen: Look | No
     if numbers.empty:
         page.empty("Not judged yet, or never written.", icon=":material/hourglass_empty:")
     else:
-        st.dataframe(numbers, hide_index=True, column_config=_NUMBERS, key="verification")
+        st.dataframe(numbers, hide_index=True, column_config=_NUMBERS, placeholder=NO_DATA, key="verification")
     with st.expander("Journal of this change"):
         table = changes.journal_table(journal.entries(state, group_id=record.id))
         st.dataframe(table, hide_index=True, column_config={"when": _WHEN})
@@ -105,10 +105,13 @@ if state is None or not records:
     st.stop()
 names: CardNames = {} if seen is None else card_names(loaders.facts(seen.window))
 counts = changes.counted(records)
-with st.container(horizontal=True):
-    for words, count in counts.items():
-        st.metric(words, count, border=True, width=170)
-chosen = st.pills("States", list(counts), selection_mode="multi", key="changes_states")
+chosen = st.pills(
+    "States",
+    list(counts),
+    selection_mode="multi",
+    format_func=lambda words: f"{words} · {counts[words]}",
+    key="changes_states",
+)
 shown = [r for r in records if not chosen or changes.state_words(r) in chosen]
 st.caption(f"{plural(len(shown), 'change')}, newest first. Choose a row for its numbers.")
 event = st.dataframe(

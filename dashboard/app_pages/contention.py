@@ -9,7 +9,7 @@ from dashboard.app_parts import charts, loaders, page
 from dashboard.views import contention
 from dashboard.views.names import card_names, named
 from dashboard.views.reading import Look
-from dashboard.views.text import escaped, plural, stamp
+from dashboard.views.text import NO_DATA, escaped, plural, stamp
 
 _COLOURS = {"holds": "red", "suspected": "orange", "cannot tell": "gray", "no effect found": "green"}
 _COLUMNS = {
@@ -51,6 +51,10 @@ def _detail(look: Look, finding: Finding, names: dict[str, str]) -> None:
                 height=320,
                 alt="Each point is a moment: further right the suspect is busier, further up the victim slower",
             )
+    st.caption(
+        "The claim counts the whole swing of the suspect, from idle to its busiest, with the load of the victim, "
+        "the time of day and others held constant; the charts show raw moments."
+    )
     with st.expander("The evidence"):
         st.dataframe(contention.evidence(finding), hide_index=True)
         st.caption(f"finding {finding.id}, code {finding.code}; `trimtab explain {finding.code}` says how it is made")
@@ -69,7 +73,7 @@ if seen is not None:
             (Verdict.CANNOT_TELL, "Cannot tell"),
             (Verdict.NO_EFFECT, "No effect found"),
         ):
-            st.metric(words, counts[verdict], border=True, width=180)
+            st.metric(words, counts[verdict], border=True, width=168)
     hidden = f" · {plural(claims.suppressed, 'finding')} suppressed" if claims.suppressed else ""
     st.caption(f"Analysed up to {stamp(claims.as_of)} UTC, {plural(len(found), 'pair')}{hidden}")
     if not found:
@@ -97,6 +101,7 @@ if seen is not None:
             column_config=_COLUMNS,
             on_select="rerun",
             selection_mode="single-row",
+            placeholder=NO_DATA,
             key="contention_table",
             alt="Pairs of slices with verdict and effect",
         )

@@ -70,7 +70,7 @@ def _tiles(terms: pd.DataFrame, over_time: pd.DataFrame, kept: pd.DataFrame) -> 
         for label, value, course, text in tiles:
             known = course.dropna().tolist()
             chart = known if len(known) > 1 else None
-            st.metric(label, value, help=text, border=True, chart_data=chart, chart_type="area", width=186)
+            st.metric(label, value, help=text, border=True, chart_data=chart, chart_type="area", width=168)
 
 
 def _ledger(terms: pd.DataFrame) -> None:

@@ -10,7 +10,7 @@ from dashboard.app_parts import charts, loaders, page
 from dashboard.outlook import USED
 from dashboard.views import forecast
 from dashboard.views.names import card_names, named
-from dashboard.views.text import escaped, number, percent, stamp
+from dashboard.views.text import NO_DATA, escaped, number, percent, stamp
 
 _COLUMNS = {
     "ahead": st.column_config.NumberColumn("ahead", format="%.1f h"),
@@ -46,13 +46,13 @@ if seen is not None:
     table = forecast.bands(ahead, series, max(span, timedelta(hours=12)))
     last, farthest = table["measured"].dropna().tail(1), table.iloc[-1]
     with st.container(horizontal=True):
-        st.metric("Now", number(last.iloc[0] if len(last) else None, unit), border=True, width=190)
-        st.metric("Median at the end", number(farthest.get("q0.5"), unit), border=True, width=190)
+        st.metric("Now", number(last.iloc[0] if len(last) else None, unit), border=True, width=168)
+        st.metric("Median, at the end", number(farthest.get("q0.5"), unit), border=True, width=168)
         st.metric(
-            "97.5 % of the time below",
+            "97.5 % below",
             number(farthest.get("q0.975"), unit),
             border=True,
-            width=220,
+            width=168,
             help="What the tuner would keep for it at the farthest horizon.",
         )
     if words := forecast.note(ahead, series):
@@ -70,7 +70,7 @@ if seen is not None:
         page.empty("The history is too short to try the forecaster on it.", icon=":material/hourglass_empty:")
     else:
         st.caption(f"Mean error of the median in {unit}, against what really came.")
-        st.dataframe(tried, hide_index=True, column_config=_COLUMNS)
+        st.dataframe(tried, hide_index=True, column_config=_COLUMNS, placeholder=NO_DATA)
     risks = loaders.stored(max(span, timedelta(days=1))).of("TT5")
     if risks:
         st.subheader("What will not fit", anchor=False)

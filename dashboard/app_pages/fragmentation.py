@@ -22,24 +22,24 @@ if seen is not None:
     share = fragmentation.fleet_shares(ledger)
     with st.container(horizontal=True):
         st.metric(
-            "Held by nobody", percent(share["idle"], 1), border=True, width=190, help="Of all capacity, over the range."
+            "Held by nobody", percent(share["idle"], 1), border=True, width=168, help="Of all capacity, over the range."
         )
         st.metric(
             "of that stranded",
             percent(share["stranded_of_idle"]),
             border=True,
-            width=190,
+            width=168,
             help="No request of the mix fits there.",
         )
         st.metric(
-            "Free now, in one piece",
+            "Largest free piece",
             percent(pieces["free"].max() if len(pieces) else None),
             border=True,
-            width=190,
+            width=168,
             help="The largest free share of one card that is not cut.",
         )
         waiting = queues["pending_count"].sum(min_count=1)
-        st.metric("Requests waiting", number(waiting), border=True, width=190, help="In all queues, now.")
+        st.metric("Requests waiting", number(waiting), border=True, width=168, help="In all queues, now.")
     found = claims.of("TT2")
     st.subheader("What the analysis says", anchor=False)
     if not found:
@@ -62,6 +62,11 @@ if seen is not None:
         st.caption(
             "One column a memory slice, one box an instance. Dashed: free. Violet stripes: free, and no further "
             "instance can use it."
+            + (
+                ""
+                if all(card.placed for card in drawn)
+                else " Where instances begin is not told: drawn as they lie best."
+            )
         )
         for first in range(0, len(drawn), 2):
             for column, card in zip(st.columns(2, gap="large"), drawn[first : first + 2], strict=False):

@@ -12,41 +12,43 @@ from dashboard.views.names import CardNames, card_names, named
 from dashboard.views.reading import Look
 from dashboard.views.text import escaped, plural, stamp
 from tuner import consent
-from tuner.record import GroupRecord
+from tuner.record import ChangeState, GroupRecord
 
 _SHOWN = 12
 
 
-def _group(record: GroupRecord, names: CardNames, seen: Look | None, *, asked: bool) -> None:
+def _group(record: GroupRecord, names: CardNames, seen: Look | None) -> None:
+    because = [] if record.decision == "write_down" else [named(record.reason, names)]
+    until = [] if record.until is None else [f"waits until {stamp(record.until)} UTC"]
     with st.container(border=True, key=f"group_{record.id}"):
-        st.markdown(
+        words, buttons = st.columns([4, 1], vertical_alignment="center")
+        words.markdown(
             f":blue-badge[{escaped(changes.KIND_WORDS.get(record.group.kind, record.group.kind))}] "
             f"**{escaped(named(record.group.why, names))}**"
         )
+        words.caption(" · ".join(escaped(part) for part in [*changes.costs(record), *because]))
+        if record.decision == "ask" and record.state is ChangeState.PLANNED and acting.role() != "viewer":
+            with buttons:
+                _answer(record, seen)
         st.dataframe(changes.change_table(record, names), hide_index=True, key=f"changes_{record.id}")
-        st.caption(" · ".join(escaped(words) for words in changes.costs(record)))
-        if record.group.risk:
-            st.caption(f"Could be wrong: {escaped(named(record.group.risk, names))}")
-        because = f" · {escaped(named(record.reason, names))}" if record.reason else ""
-        until = f" · waits until {stamp(record.until)} UTC" if record.until is not None else ""
-        st.caption(f"{record.id} · made {stamp(record.made_at)} UTC{because}{until}")
-        if asked:
-            _answer(record, seen)
+        risk = [f"could be wrong: {named(record.group.risk, names)}"] if record.group.risk else []
+        st.caption(" · ".join(escaped(p) for p in [*risk, f"made {stamp(record.made_at)} UTC", *until, record.id]))
 
 
 def _answer(record: GroupRecord, seen: Look | None) -> None:
     state = loaders.state()
-    if state is None or acting.role() == "viewer":
+    if state is None:
         return
-    yes, no, _ = st.columns([1, 1, 3])
-    with yes.popover("Approve", icon=":material/check:", width="stretch"):
-        if signed := acting.why_form(f"approve_{record.id}", "Approve", primary=True):
-            action = partial(consent.approve, state, record.id, who=signed.who, why=signed.why)
-            acting.give(partial(action, role=acting.role(), now=acting.now(seen)), f"{record.id} approved")
-    with no.popover("Reject", icon=":material/close:", width="stretch"):
-        if signed := acting.why_form(f"reject_{record.id}", "Reject"):
-            action = partial(consent.reject, state, record.id, who=signed.who, why=signed.why)
-            acting.give(partial(action, role=acting.role(), now=acting.now(seen)), f"{record.id} rejected")
+    for label, icon, action in (
+        ("Approve", ":material/check:", consent.approve),
+        ("Reject", ":material/close:", consent.reject),
+    ):
+        with st.popover(label, icon=icon, width="stretch"):
+            key = f"{label.lower()}_{record.id}"
+            if signed := acting.why_form(key, label, primary=action is consent.approve):
+                call = partial(action, state, record.id, who=signed.who, why=signed.why)
+                done = f"{record.id}: {'approved' if action is consent.approve else 'rejected'}"
+                acting.give(partial(call, role=acting.role(), now=acting.now(seen)), done)
 
 
 span, seen = page.start(
@@ -67,10 +69,10 @@ if not pause.allows_new:
     st.warning(f"The tuner is {escaped(str(pause))}. Nothing that is approved is carried out meanwhile.")
 waiting = changes.waiting(loaders.changes(), plan.id)
 with st.container(horizontal=True):
-    st.metric("Wait for an answer", len(waiting.asked), border=True, width=190)
-    st.metric("Written down", len(waiting.written_down), border=True, width=190, help="In mode recommend.")
-    st.metric("Decided against", len(plan.drops), border=True, width=190, help="By the guards, in the newest plan.")
-    st.metric("Mode, as configured", mode, border=True, width=210)
+    st.metric("Wait for an answer", len(waiting.asked), border=True, width=168)
+    st.metric("Written down", len(waiting.written_down), border=True, width=168, help="In mode recommend.")
+    st.metric("Decided against", len(plan.drops), border=True, width=168, help="By the guards, in the newest plan.")
+    st.metric("Mode", mode, border=True, width=168)
 st.caption(f"Newest plan {escaped(plan.id)}")
 if waiting.asked:
     st.subheader("Waiting for an answer", anchor=False)
@@ -80,13 +82,13 @@ if waiting.asked:
             "`trimtab changes approve` on the host."
         )
     for record in waiting.asked[:_SHOWN]:
-        _group(record, names, seen, asked=True)
+        _group(record, names, seen)
     if len(waiting.asked) > _SHOWN:
         st.dataframe(changes.change_list(waiting.asked[_SHOWN:], names), hide_index=True)
 if waiting.written_down:
     st.subheader("Written down, not asked for", anchor=False)
     for record in waiting.written_down[:_SHOWN]:
-        _group(record, names, seen, asked=False)
+        _group(record, names, seen)
     if len(waiting.written_down) > _SHOWN:
         st.caption(f"and {len(waiting.written_down) - _SHOWN} more: trimtab changes")
 if not waiting.asked and not waiting.written_down:

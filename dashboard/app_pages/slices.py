@@ -10,7 +10,7 @@ import streamlit as st
 from dashboard.app_parts import charts, loaders, page
 from dashboard.views import slices
 from dashboard.views.reading import Look
-from dashboard.views.text import escaped, gib, number, percent, plural, stamp
+from dashboard.views.text import NO_DATA, escaped, gib, number, percent, plural, stamp
 
 _PERCENT = st.column_config.NumberColumn(format="%.0f %%")
 _COLUMNS: dict[str, Any] = {
@@ -58,11 +58,11 @@ def _detail(look: Look, row: pd.Series) -> None:
         + (" · quota estimated as an equal part of the card" if row["quota_estimated"] else "")
     )
     with st.container(horizontal=True):
-        st.metric("Held", percent(row["quota"]), border=True, width=160)
-        st.metric("Used", percent(row["used"]), border=True, width=160, help="Mean share of the card while it lived.")
-        st.metric("Memory used", gib(row["memory_used_bytes"]), border=True, width=160)
-        st.metric("Requests", number(row["requests_per_second"], "/s"), border=True, width=160)
-        st.metric("Objective kept", percent(row["kept"], 1), border=True, width=160)
+        st.metric("Held", percent(row["quota"]), border=True, width=168)
+        st.metric("Used", percent(row["used"]), border=True, width=168, help="Mean share of the card while it lived.")
+        st.metric("Memory used", gib(row["memory_used_bytes"]), border=True, width=168)
+        st.metric("Requests", number(row["requests_per_second"], "/s"), border=True, width=168)
+        st.metric("Objective kept", percent(row["kept"], 1), border=True, width=168)
     table = loaders.read(slices.over_time, look, slices.SliceKey.of(row.to_dict()))
     left, right = st.columns(2, gap="large")
     with left:
@@ -129,6 +129,7 @@ if seen is not None:
         column_config=_COLUMNS,
         on_select="rerun",
         selection_mode="single-row",
+        placeholder=NO_DATA,
         key="slices_table",
         alt="All slices with holder, quota, use and kept objective",
     )

@@ -114,13 +114,13 @@ def heat_map(heat: Heat, *, dark: bool) -> go.Figure:
 
 
 def bars(table: pd.DataFrame, label: str, series: dict[str, str], *, stacked: bool = False) -> dict[str, Any]:
-    """Draw percent as lying bars: a row of `table` a bar, `series` column -> colour."""
+    """Draw percent of something whole as lying bars: a row of `table` a bar, `series` column -> colour."""
     return {
         "grid": {**_GRID, "top": 28},
         "legend": {"top": 0, "left": 0, "icon": "roundRect"},
         "tooltip": {"trigger": "axis", "axisPointer": {"type": "shadow"}, "valueFormatter": "%.1f %%"},
         "dataset": {"source": table[[label, *series]]},
-        "xAxis": _PERCENT_AXIS,
+        "xAxis": {**_PERCENT_AXIS, "max": 100},
         "yAxis": {"type": "category", "inverse": True, "axisTick": {"show": False}},
         "series": [
             {

@@ -34,6 +34,7 @@ class CutCard:
     largest: str
     stranded_slices: int
     words: str
+    placed: bool = False  # where its instances begin was told
 
 
 def cut_cards(look: Look, cards: pd.DataFrame, holdings: pd.DataFrame, facts: pd.DataFrame) -> list[CutCard]:
@@ -74,7 +75,6 @@ def _cut(
     largest = measured.largest_placeable or _NOTHING
     free = measured.free_memory_slices
     words = f"{free} of {board.memory_slices} memory slices free, {measured.stranded_memory_slices} stranded"
-    guess = "" if known else " (where instances begin is not told: drawn as well as they can lie)"
     layout = svg.Layout(
         title=f"{name}  {short_model(str(card['model']))}",
         note=f"still fits: {largest}",
@@ -82,7 +82,7 @@ def _cut(
         cells=tuple(_cells(board, rows, placed, colours)),
         blocked=_blocked(board, placed, measured),
     )
-    return CutCard(name, layout, largest, measured.stranded_memory_slices, words + guess)
+    return CutCard(name, layout, largest, measured.stranded_memory_slices, words, known)
 
 
 def _place(board: Board, profiles: Sequence[str], starts: Sequence[float] | None) -> tuple[Instance, ...] | None:

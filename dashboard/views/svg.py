@@ -10,7 +10,7 @@ from html import escape
 from dashboard.cli.output import clean as printable
 from dashboard.views.text import shortened
 
-_CHARACTER = 6.1  # px, mean width at 11 px
+_CHARACTER = 6.9  # px, mean width at 11 px
 WIDTH = 360
 _STRIPES = (
     '<defs><pattern id="s" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
