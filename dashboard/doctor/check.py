@@ -58,6 +58,11 @@ def span_text(length: timedelta) -> str:
     return f"{seconds // 60} min" if seconds >= 120 else f"{seconds} s"
 
 
+def reject_text(field: str, reason: str) -> str:
+    """Return what was wrong with samples: of a field, or of a whole line or scrape."""
+    return f"{field} ({reason})" if field else reason
+
+
 def some(names: list[str], most: int = 3) -> str:
     """Return the first names and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""

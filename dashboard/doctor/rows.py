@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 import pandas as pd
 
 from collector.schema import NOBODY, UNKNOWN
-from dashboard.doctor.check import DOWN_ADVICE, Check, down_text, note, ok, problem, some, span_text
+from dashboard.doctor.check import DOWN_ADVICE, Check, down_text, note, ok, problem, reject_text, some, span_text
 
 ACTIVITY = ("sm_active_ratio", "engine_active_ratio", "busy_ratio")  # best first
 IDLE_BELOW = 0.01
@@ -141,7 +141,7 @@ def _rejected(seen: Seen) -> list[Check]:
         return []
     counts: Counter[str] = Counter()
     for row in seen.rejects.itertuples():
-        counts[f"{row.field} ({row.reason})"] += int(row.count)  # type: ignore[call-overload]  # rows are untyped
+        counts[reject_text(str(row.field), str(row.reason))] += int(row.count)  # type: ignore[call-overload]  # rows are untyped
     names = [f"{count} x {name}" for name, count in counts.most_common()]
     text = f"{counts.total()} samples of the last day were invalid or corrected: {some(names)}"
     return [note(TOPIC, text, "invalid ones count as absent")]

@@ -20,7 +20,7 @@ from collector.schema import UNKNOWN
 from collector.scrape import HttpFetch
 from collector.settings import SourceSettings, TargetSettings
 from dashboard.config import Settings
-from dashboard.doctor.check import DOWN_ADVICE, Check, down_text, note, ok, problem, some
+from dashboard.doctor.check import DOWN_ADVICE, Check, down_text, note, ok, problem, reject_text, some
 
 Labels = Mapping[str, str]
 _ACTIVITY = ("sm_active_ratio", "engine_active_ratio", "busy_ratio")
@@ -104,9 +104,9 @@ def read_quality(topic: str, batch: Batch) -> Iterator[Check]:
         served = int(_any_present(slices, _LATENCY).sum())
         if not served:
             yield note(topic, "no slice tells latency or step time", "name the targets of vLLM, Triton or the trainers")
-    counts = Counter({f"{reject.field or 'a line'} ({reject.reason})": 0 for reject in batch.rejects})
+    counts: Counter[str] = Counter()
     for reject in batch.rejects:
-        counts[f"{reject.field or 'a line'} ({reject.reason})"] += reject.count
+        counts[reject_text(reject.field, reject.reason)] += reject.count
     if counts:
         names = [f"{count} x {name}" for name, count in counts.most_common()]
         yield note(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -154,3 +155,27 @@ def test_no_rows_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_json_has_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
     output.print_json({"a": float("nan"), "b": [1.5, None]})
     assert json.loads(capsys.readouterr().out) == {"a": None, "b": [1.5, None]}
+
+
+class Screen(io.StringIO):
+    """A terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("colour", [True, False])
+def test_a_terminal_gets_colour_unless_no_color_says_otherwise(monkeypatch: pytest.MonkeyPatch, colour: bool) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if not colour:
+        monkeypatch.setenv("NO_COLOR", "1")
+    screen = Screen()
+    monkeypatch.setattr("sys.stdout", screen)
+    output.print_table(["name", "state"], [("[red]evil\x1b[2J", Text("bad", style="red"))], title="[b]t")
+    text = screen.getvalue()
+    assert ("\x1b[31m" in text) is colour
+    assert "[red]evil\N{REPLACEMENT CHARACTER}[2J" in text
+    assert "[b]t" in text
+    assert "\x1b[2J" not in text
