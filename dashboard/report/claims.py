@@ -100,7 +100,8 @@ def waste_section(claims: Claims) -> Section:
     """Show idle holders as cards: who, since when, how to check."""
     title = "Who holds and does not use"
     if not claims.waste:
-        return Section("waste", title, (Note("Nobody, as far as can be told.", "good"),))
+        none = "Nobody was found who held a slice for long without using it, or far more than was ever used of it."
+        return Section("waste", title, (Note(none),))
     cards = tuple(
         Card(
             title=c.who,

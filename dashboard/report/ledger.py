@@ -218,7 +218,7 @@ def _tenants(ledger: LedgerPart) -> Table:
 def _doubts(ledger: LedgerPart) -> list[Block]:
     blocks: list[Block] = []
     if ledger.assumed_sm_count:
-        blocks.append(Note(f"How many SMs {plural(len(ledger.assumed_sm_count), 'card')} have was not told: assumed."))
+        blocks.append(Note(f"The SM count of {plural(len(ledger.assumed_sm_count), 'card')} was not told: assumed."))
     if ledger.estimated_quota:
         slices = plural(len(ledger.estimated_quota), "slice")
         blocks.append(Note(f"What share {slices} may use was not told: an equal part of the card was assumed."))

@@ -5,6 +5,7 @@ Amounts stand in the units that their names end with; a ratio is 0..1; NaN is ab
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -62,6 +63,18 @@ class LedgerPart:
     currency: str
     assumed_sm_count: tuple[str, ...]
     estimated_quota: tuple[str, ...]
+
+    def ratio(self, name: str) -> float:
+        """Return a term of level 1 as a share of the capacity."""
+        return next(term.ratio for term in self.level_1 if term.name == name)
+
+    @property
+    def useful_ratio(self) -> float:
+        """Useful work as a share of the capacity; NaN where no work had a unit to count."""
+        terms = {term.name: term.sm_seconds for term in self.level_2}
+        if not self.capacity_sm_seconds > 0 or (terms["useful"] == 0 and terms["unrated"] > 0):
+            return math.nan
+        return terms["useful"] / self.capacity_sm_seconds
 
 
 @dataclass(frozen=True, slots=True)

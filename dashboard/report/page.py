@@ -14,7 +14,7 @@ from dashboard.report.queues import queues_section
 from dashboard.report.services import kept_tone, services_section
 from dashboard.report.view import Page, Tile
 from dashboard.report.words import cards, energy
-from dashboard.views.text import NO_DATA, length, number, percent, plural, seconds, stamp
+from dashboard.views.text import length, number, percent, plural, seconds, stamp
 
 _MUCH_WASTE = 0.1
 
@@ -49,19 +49,21 @@ def make_page(report: Report) -> Page:
 
 def _tiles(report: Report) -> tuple[Tile, ...]:
     ledger = report.ledger
-    wasted = next(t for t in ledger.level_1 if t.name == "wasted")
-    useful = next(t for t in ledger.level_2 if t.name == "useful").sm_seconds
+    wasted = next(term for term in ledger.level_1 if term.name == "wasted")
     judged = [s for s in report.services if not math.isnan(s.kept_ratio)]
     windows = sum(s.windows for s in judged)
     kept = sum(s.kept_ratio * s.windows for s in judged) / windows if windows else math.nan
     pairs = sum(claim.verdict == "holds" for claim in report.claims.fights)
     waits = [q.wait_p50_seconds for q in report.queues if not math.isnan(q.wait_p50_seconds)]
     per_useful = report.energy.per_useful_sm_second_joules
+    metered = f"by the meters of {plural(report.energy.cards_metered, 'card')}"
+    if not math.isnan(per_useful):
+        metered = f"{number(per_useful, 'J')} a useful SM-second"
     much = not math.isnan(wasted.ratio) and wasted.ratio > _MUCH_WASTE
     return (
         Tile(
             "useful work",
-            percent(useful / ledger.capacity_sm_seconds) if ledger.capacity_sm_seconds > 0 else NO_DATA,
+            percent(ledger.useful_ratio),
             f"of the capacity of {plural(ledger.cards, 'card')}",
         ),
         Tile(
@@ -70,5 +72,5 @@ def _tiles(report: Report) -> tuple[Tile, ...]:
         Tile("promises kept", percent(kept, 1), f"of the time, {plural(len(judged), 'service')}", kept_tone(kept)),
         Tile("disturbed pairs", str(pairs), "proven, on one card", "fair" if pairs else "plain"),
         Tile("median wait", seconds(max(waits, default=math.nan)), "for cards, in the slowest queue"),
-        Tile("energy", energy(report.energy.joules), f"{number(per_useful, 'J')} a useful SM-second"),
+        Tile("energy", energy(report.energy.joules), metered),
     )

@@ -16,15 +16,14 @@ def summarise(ledger: LedgerPart, services: Sequence[Service], claims: Claims, q
     """Return what matters most, in one sentence."""
     if not ledger.capacity_sm_seconds > 0:
         return "No card was observed in this time, so nothing can be said."
-    ratios = {term.name: term.ratio for term in ledger.level_1}
-    useful = next(term for term in ledger.level_2 if term.name == "useful").sm_seconds / ledger.capacity_sm_seconds
-    used = (
-        f"Of {plural(ledger.cards, 'card')}, {percent(ratios['used'])} of the compute was used and {percent(useful)} "
-        f"did useful work, while {percent(ratios['wasted'])} was held and wasted"
-    )
-    parts = [used]
-    if ratios["stranded"] >= _WORTH_SAYING:
-        parts.append(f"{percent(ratios['stranded'])} lay in pieces that no request fits")
+    useful = ledger.useful_ratio
+    done = "how much of it was useful is not known" if math.isnan(useful) else f"{percent(useful)} did useful work"
+    parts = [
+        f"Of the compute of {plural(ledger.cards, 'card')}, {percent(ledger.ratio('used'))} was used and {done}",
+        f"{percent(ledger.ratio('wasted'))} was held and wasted",
+    ]
+    if ledger.ratio("stranded") >= _WORTH_SAYING:
+        parts.append(f"{percent(ledger.ratio('stranded'))} lay in pieces that no request fits")
     parts += _promises(services)
     victims = {claim.victim for claim in claims.fights if claim.verdict == "holds"}
     if victims:

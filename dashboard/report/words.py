@@ -14,7 +14,10 @@ _NOTHING = 1e-6  # shares and cards below this are rounding, not amounts
 
 def share(ratio: float) -> str:
     """Return a ratio as per cent with one digit, so that the terms of a ledger can be added up by hand."""
-    return percent(0.0 if abs(ratio) < _NOTHING else ratio, 1)
+    if math.isnan(ratio):
+        return NO_DATA
+    whole = round(ratio)
+    return percent(float(whole) if abs(ratio - whole) < _NOTHING else ratio, 1)
 
 
 def cards(amount: float) -> str:
@@ -25,8 +28,8 @@ def cards(amount: float) -> str:
 
 
 def energy(joules: float) -> str:
-    """Return energy in kWh."""
-    return number(joules / 3.6e6, "kWh")
+    """Return energy in kWh; in Wh where it is less than one."""
+    return number(joules / 3600, "Wh") if joules < 3.6e6 else number(joules / 3.6e6, "kWh")
 
 
 def money(amount: float, currency: str) -> str:
