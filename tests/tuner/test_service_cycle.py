@@ -163,7 +163,7 @@ def test_approve_waits_for_a_person_and_applies_after_the_answer(make_demo: Call
     for other in others:
         reject(demo.state, other.id, who="ana", why="not today", role="operator", now=demo.now)
     done = demo.cycle(1)
-    assert [s for s in done.steps if s.group_id == chosen.id][0].state is ChangeState.VERIFYING
+    assert next(s for s in done.steps if s.group_id == chosen.id).state is ChangeState.VERIFYING
     assert all(demo.value(c) == pytest.approx(c.after) for c in chosen.group.changes)
     assert {demo.record(o.id).state for o in others} <= {ChangeState.REFUSED}
     assert all(demo.value(c) == c.before for o in others for c in o.group.changes)

@@ -37,6 +37,19 @@ SEARCH, BATCH = slice_target("search", "GPU-1"), slice_target("batch", "GPU-1")
 AUTO = TunerSettings(mode=Mode.AUTO, auto_restart_offline=True)
 
 
+class JumpingClock(VirtualClock):
+    """A wall clock that somebody sets."""
+
+    jumped = 0.0
+
+    def jump(self, seconds: float) -> None:
+        self.advance(seconds)
+        self.jumped += seconds
+
+    def monotonic(self) -> float:
+        return super().monotonic() - self.jumped
+
+
 @dataclass
 class Rig:
     """A store, a state, a backend in memory and a clock, with a tuner made of them."""
@@ -196,6 +209,33 @@ def test_stale_rows_hold_every_group(make_rig: Callable[..., Rig]) -> None:
     assert result.kept == ()
     assert {d.guard for d in result.drops} == {"freshness"}
     assert rig.backend.writes == []
+
+
+def test_a_clock_that_jumped_holds_one_plan(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(*ROOMY)
+    clock = JumpingClock(rig.clock.now())
+    rig.clock = clock
+    rig.backend.clock = clock
+    tuner = rig.tuner()
+    tuner.fast_once(rig.to(0))
+    clock.jump(120.0)
+    rig.fill(1, 2)
+    result = tuner.run_once(clock.now())
+    assert [(d.guard, d.reason) for d in result.drops] == [("impossible world", "the clock jumped by 120 s")]
+    assert rig.backend.writes == []
+    assert [r.group.kind for r in tuner.run_once(rig.to(3)).kept] == ["give"]
+
+
+def test_one_instant_has_one_plan(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig(*ROOMY)
+    first, second = rig.tuner(TunerSettings()), rig.tuner(TunerSettings())
+    assert first.run_once(rig.to(0)).held == ""
+    first.close()
+    again = second.run_once(rig.clock.now())
+    assert again.held == "plan-20260302T000000 was made already: there is one plan an instant"
+    assert (again.plan_id, again.kept) == ("", ())
+    assert second.run_once(rig.to(1)).held == ""
+    assert verify_chain(rig.state).ok
 
 
 def test_another_holder_of_the_lease_makes_it_stand_by(make_rig: Callable[..., Rig]) -> None:

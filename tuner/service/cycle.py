@@ -34,7 +34,7 @@ from tuner.service.watch import Sight, Watch
 from tuner.settings import CalendarSettings, StateSettings, TunerSettings
 from tuner.state import State
 from tuner.state.findings import record_findings, unsuppressed
-from tuner.state.plans import open_groups, past_groups, waiting_groups
+from tuner.state.plans import open_groups, past_groups, plan_exists, waiting_groups
 from tuner.verify import watch
 
 _LEASE_CYCLES = 3.0  # a lease outlives so many cycles, so that a slow one is not taken for dead
@@ -116,6 +116,7 @@ class Tuner:
         self._analysed_at: datetime | None = None
         self._watching_since: datetime | None = None
         self._vitals: Vitals | None = None
+        self._ticks = (parts.clock.now(), parts.clock.monotonic())
 
     @property
     def watch(self) -> Watch:
@@ -233,6 +234,8 @@ class Tuner:
 
     def _carry_out(self, plan: Plan, sight: Sight, steps: list[Step]) -> CycleResult:
         parts, now = self._parts, plan.made_at
+        if plan_exists(parts.state, plan.id):
+            return CycleResult(now, f"{plan.id} was made already: there is one plan an instant", steps=tuple(steps))
         approved = [r for r in waiting_groups(parts.state) if r.state is ChangeState.APPROVED]
         world = self._world(plan, sight, [*plan.groups, *(r.group for r in approved)])
         guarded = run_guards(plan, world, parts.settings)
@@ -249,6 +252,12 @@ class Tuner:
         ]
         return CycleResult(now, "", plan.id, tuple(written), guarded.drops, tuple(steps))
 
+    def _clock_jump(self) -> float:
+        """Return by how many seconds the wall clock moved against the monotonic one since it was last asked."""
+        clock, (wall, ticks) = self._parts.clock, self._ticks
+        self._ticks = (clock.now(), clock.monotonic())
+        return (self._ticks[0] - wall).total_seconds() - (self._ticks[1] - ticks)
+
     def _world(self, plan: Plan, sight: Sight, groups: Sequence[Group]) -> World:
         parts, now = self._parts, plan.made_at
         past = past_groups(parts.state, since=now - PAST, failed_since=now - FAILED_PAST)
@@ -262,6 +271,7 @@ class Tuner:
             cards_unhealthy=sick,
             activity=sight.activity,
             activity_before=sight.activity if before is None else before.activity,
+            clock_jump_seconds=self._clock_jump(),
         )
         reserves = {
             s.target: reserve_share(s, parts.settings, hold=False)

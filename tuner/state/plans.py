@@ -208,6 +208,12 @@ def list_drops(
     return [Drop(r.group_id, r.guard, r.action, r.reason) for r in rows]
 
 
+def plan_exists(state: State, plan_id: str) -> bool:
+    """Say whether a plan was written under that id."""
+    with state.reading() as connection:
+        return connection.scalar(select(PlanRow.id).where(PlanRow.id == plan_id)) is not None
+
+
 def latest_plan_id(state: State) -> str | None:
     """Return the id of the newest plan, or None."""
     with state.reading() as connection:
