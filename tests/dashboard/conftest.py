@@ -11,7 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from analyzer.settings import AnalyzeSettings
+from collector.clock import VirtualClock
+from collector.settings import StoreSettings
+from collector.store import EmbeddedStore
 from dashboard.cli.root import run
+from sample_data.cluster.backend import SimulatorBackend
+from sample_data.cluster.cluster import SimulatedCluster
+from sample_data.cluster.presets import mixed
+from tuner.model import Mode
+from tuner.service.analyse import load_detectors
+from tuner.service.cycle import Tuner, TunerParts
+from tuner.settings import StateSettings, TunerSettings
+from tuner.state import open_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +75,46 @@ def trimtab_process(elsewhere: Path) -> Callable[..., Ran]:
         return Ran(ran.returncode, ran.stdout, ran.stderr)
 
     return call
+
+
+@pytest.fixture(scope="session")
+def app_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A configuration over a store and a state: a simulated cluster, tuned for an hour and a half, then asking."""
+    folder = tmp_path_factory.mktemp("app_world")
+    state_settings = StateSettings(path=folder / "state.db", kill_switch=folder / "PAUSED")
+    spec = mixed(1)
+    cluster, clock = SimulatedCluster(spec), VirtualClock(spec.start)
+    store, state = EmbeddedStore(StoreSettings(path=folder / "store")), open_state(state_settings)
+
+    def tuner(mode: Mode) -> Tuner:
+        return Tuner(
+            TunerParts(
+                store,
+                SimulatorBackend(cluster),
+                state,
+                clock,
+                TunerSettings(mode=mode, auto_restart_offline=True),
+                state_settings,
+                60.0,
+                detectors=load_detectors(AnalyzeSettings()) if mode is Mode.APPROVE else {},
+            )
+        )
+
+    acting = tuner(Mode.AUTO)
+    for minute in range(1, 91):
+        cluster.step()
+        clock.advance(60)
+        store.write(cluster.frames())
+        if minute % 10 == 0 and minute < 90:
+            acting.run_once(clock.now())
+    acting.close()
+    tuner(Mode.APPROVE).run_once(clock.now())
+    store.close()
+    state.close()
+    config = folder / "trimtab.toml"
+    config.write_text(
+        f'[cluster]\nname = "{spec.name}"\n[store]\npath = "{folder / "store"}"\n'
+        f'[state]\npath = "{state_settings.path}"\nkill_switch = "{state_settings.kill_switch}"\n',
+        encoding="utf-8",
+    )
+    return config
