@@ -110,7 +110,7 @@ def waste_section(claims: Claims) -> Section:
             facts=(
                 ("finding", f"{c.code}, {c.title.lower()}"),
                 ("size", _size(c)),
-                ("since", _since(c.since)),
+                *((("since", stamp(parse_instant(c.since))),) if c.since else ()),
                 ("how sure", f"{percent(c.confidence)}, on {percent(c.coverage)} of the samples"),
                 ("may be wrong", c.risk),
                 ("what to do", c.action),
@@ -127,10 +127,6 @@ def waste_section(claims: Claims) -> Section:
 
 def _verdict(claim: Claim) -> Badge:
     return Badge(claim.verdict, "poor" if claim.verdict == Verdict.HOLDS else "fair")
-
-
-def _since(since: str) -> str:
-    return stamp(parse_instant(since)) if since else NO_DATA
 
 
 def _size(c: Claim) -> str:
@@ -214,7 +210,7 @@ def limits_section(claims: Claims) -> Section:
     if not kinds:
         return section
     words = ", ".join(f"{title.lower()}: {plural(count, 'slice')}" for title, count in sorted(kinds.items()))
-    return Section(section.id, section.title, (Note(f"{words}."), *section.blocks))
+    return Section(section.id, section.title, (Note(f"{words[:1].upper()}{words[1:]}."), *section.blocks))
 
 
 def health_section(claims: Claims) -> Section:
@@ -225,5 +221,6 @@ def health_section(claims: Claims) -> Section:
 def _topic(id_: str, title: str, claims: Sequence[Claim], none: str) -> Section:
     if not claims:
         return Section(id_, title, (Note(none, "good"),))
-    actions = dict.fromkeys(f"{c.code}, {c.title}. {c.action}" for c in claims if c.action)
+    # A fault's claim ends with what to do about it; that need not be said twice.
+    actions = dict.fromkeys(f"{c.code}, {c.title}. {c.action}" for c in claims if c.action not in c.claim)
     return Section(id_, title, (claims_table(claims), *(Note(action) for action in actions)))

@@ -8,7 +8,7 @@ import re
 from dashboard.views.text import NO_DATA, gib, number, percent, seconds
 
 _UUID = re.compile(r"\b(GPU|MIG)-([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", re.IGNORECASE)
-_UNITS = {"gpu_hours": "card-hours", "cards": "cards", "count": "times"}
+_UNITS = {"gpu_hours": "card-hours"}
 _NOTHING = 1e-6  # shares and cards below this are rounding, not amounts
 
 
@@ -45,6 +45,8 @@ def amount(value: float, unit: str) -> str:
         return gib(value)
     if unit == "seconds":
         return seconds(value)
+    if unit == "count":
+        return "once" if value == 1 else number(value, "times")
     return number(value, _UNITS.get(unit, unit.replace("_", " ")))
 
 
