@@ -15,7 +15,11 @@ import pytest
 
 from dashboard.report.html import render_html
 from dashboard.report.markdown import render_markdown
+from dashboard.report.model import ChangesPart, Claims, EnergyPart, ForecastPart, QualityPart, Report
 from dashboard.report.page import make_page
+from dashboard.report.summary import summarise
+from dashboard.report.view import Page
+from dashboard.report.words import amount, energy, share
 from dashboard.report.write import to_json
 from tests.dashboard.report_model import MARKUP, SCRIPT, TURNED, report
 
@@ -174,3 +178,111 @@ def test_the_shape_of_the_json_report_is_a_contract() -> None:
     if os.environ.get("TRIMTAB_WRITE_GOLDEN"):
         GOLDEN.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     assert found == json.loads(GOLDEN.read_text(encoding="utf-8"))
+
+
+def empty() -> Report:
+    """A report about a time in which nothing was seen."""
+    full = report(simulated=False)
+    terms = {name: tuple(dataclasses.replace(t, sm_seconds=0.0, ratio=math.nan, cards=math.nan) for t in level)
+             for name, level in (("level_1", full.ledger.level_1), ("level_2", full.ledger.level_2))}  # fmt: skip
+    ledger = dataclasses.replace(
+        full.ledger,
+        cards=0,
+        capacity_sm_seconds=0.0,
+        used_sm_seconds=0.0,
+        by_hour=(),
+        tenants=(),
+        price=math.nan,
+        **terms,
+    )
+    return dataclasses.replace(
+        full,
+        clusters=(),
+        ledger=ledger,
+        services=(),
+        claims=Claims((), (), (), (), (), (), {}, 0),
+        forecast=ForecastPart(None, (), (), "no slice told how much of its card it uses"),
+        changes=ChangesPart("recommend", {}, (), (), (), (), (), "the tuner has not run yet"),
+        queues=(),
+        energy=EnergyPart(math.nan, math.nan, math.nan, 0),
+        quality=QualityPart(0, 0, 0, math.nan, (), (), {}, (), ()),
+        summary=summarise(ledger, (), Claims((), (), (), (), (), (), {}, 0), ()),
+    )
+
+
+def test_a_report_about_nothing_says_so_part_by_part() -> None:
+    text = render_markdown(make_page(empty()))
+    read(render_html(make_page(empty())))
+    for said in (
+        "No card was observed in this time, so nothing can be said.",
+        "No workload has a declared promise",
+        "There is no forecast: no slice told how much of its card it uses.",
+        "Nothing: the tuner has not run yet.",
+        "No queue and no request was observed.",
+        "no data: no card reports power or energy.",
+        "No card gave a sample.",
+    ):
+        assert said in text
+    assert "| useful work | no data |" in text
+    assert "nan" not in text
+
+
+def test_work_without_a_unit_is_not_called_useless() -> None:
+    full = report().ledger
+    unrated = tuple(
+        dataclasses.replace(t, sm_seconds={"unrated": 400.0}.get(t.name, 0.0), ratio=float(t.name == "unrated"))
+        for t in full.level_2
+    )
+    ledger = dataclasses.replace(full, level_2=unrated)
+    assert math.isnan(ledger.useful_ratio)
+    assert "40 % was used and how much of it was useful is not known" in summarise(ledger, (), report().claims, ())
+    assert report().ledger.useful_ratio == pytest.approx(0.32)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("1. first", "1\\. first"),
+        ("# heading", "\\# heading"),
+        ("- item", "\\- item"),
+        ("    code", "code"),
+        ("http://evil.example", "http\\://evil.example"),
+        ("www.evil.example", "www\\.evil.example"),
+        ("@team $x$ <b>", "\\@team \\$x\\$ \\<b\\>"),
+        ("1.79 cards", "1.79 cards"),
+        ("two\nlines", "two\ufffdlines"),
+    ],
+)
+def test_a_paragraph_that_begins_with_a_name_stays_a_paragraph(name: str, shown: str) -> None:
+    page = Page("t", "s", name, simulated=False, tiles=(), sections=(), foot="f")
+    assert render_markdown(page).split("\n\n")[2] == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "expected"),
+    [
+        (0.256, "ratio", "26 %"),
+        (0.0256, "ratio", "2.6 %"),
+        (2.0**31, "bytes", "2.0 GiB"),
+        (90.0, "seconds", "90 s"),
+        (1.814, "gpu_hours", "1.81 card-hours"),
+        (1.0, "count", "once"),
+        (3.0, "count", "3 times"),
+        (math.nan, "ratio", "no data"),
+    ],
+)
+def test_effects_are_read_with_their_units(value: float, unit: str, expected: str) -> None:
+    assert amount(value, unit) == expected
+
+
+@pytest.mark.parametrize(
+    ("ratio", "expected"),
+    [(1e-9, "0.0 %"), (-1e-9, "0.0 %"), (0.99999999, "100.0 %"), (0.0002, "<0.1 %"), (-0.012, "-1.2 %")],
+)
+def test_rounding_of_sums_is_no_amount(ratio: float, expected: str) -> None:
+    assert share(ratio) == expected
+
+
+@pytest.mark.parametrize(("joules", "expected"), [(1800.0, "0.5 Wh"), (3.6e6, "1 kWh"), (math.nan, "no data")])
+def test_energy_is_read_in_watt_hours(joules: float, expected: str) -> None:
+    assert energy(joules) == expected
