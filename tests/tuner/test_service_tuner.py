@@ -343,14 +343,16 @@ ROOMY = (slot(CHAT, 0.3, workload="chat-chat"), slot(TRAIN, 0.2, workload="train
 
 def test_without_a_finding_the_free_share_is_given(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(*ROOMY)
+    rig.fill(-10, 0, kept=0.2)
     result = rig.tuner().run_once(rig.to(0))
     (record,) = result.kept
     assert record.group.kind == "give"
     assert rig.backend.value(TRAIN) == pytest.approx(0.7)  # a card of 1.0, of which the service keeps its 0.3
 
 
-def test_a_pair_that_holds_keeps_the_aggressor_from_being_given_more(make_rig: Callable[..., Rig]) -> None:
+def test_a_pair_that_holds_keeps_the_aggressor_of_a_service_that_misses_from_more(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(*ROOMY)
+    rig.fill(-10, 0, kept=0.2)
     pair = Pair()
     result = rig.tuner(detectors={"pair": pair}).run_once(rig.to(0))
     assert result.held == ""
@@ -362,6 +364,7 @@ def test_a_pair_that_holds_keeps_the_aggressor_from_being_given_more(make_rig: C
 
 def test_a_finding_that_an_operator_suppressed_does_not_bind_the_plan(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(*ROOMY)
+    rig.fill(-10, 0, kept=0.2)
     add_suppression(rig.state, code="TT101", subject="t/train", who="ops", why="known", now=rig.clock.now(), until=None)
     rig.tuner(detectors={"pair": Pair()}).run_once(rig.to(0))
     assert rig.backend.value(TRAIN) == pytest.approx(0.7)

@@ -20,14 +20,15 @@ def propose_memory(card: CardView, knobs: tuple[Knob, ...], settings: TunerSetti
     free = card.memory_bytes - sum(s.memory_quota_bytes for s in card.slices if not math.isnan(s.memory_quota_bytes))
     changes: list[Change] = []
     for view in card.slices:
-        need = max(view.memory_need_bytes, view.memory_peak_bytes)
+        known = [v for v in (view.memory_need_bytes, view.memory_peak_bytes) if not math.isnan(v)]
+        need = max(known, default=math.nan)
         if math.isnan(need) or math.isnan(view.memory_quota_bytes):
             continue
         wanted = need * (1.0 + settings.memory_margin)
         grow = min(wanted - view.memory_quota_bytes, free)
         if grow < knob.quantum:
             continue
-        after = knob.quantise(view.memory_quota_bytes + grow - knob.quantum / 2)
+        after = knob.quantise(math.floor((view.memory_quota_bytes + grow) / knob.quantum + 1e-9) * knob.quantum)
         if after <= view.memory_quota_bytes:
             continue
         free -= after - view.memory_quota_bytes
