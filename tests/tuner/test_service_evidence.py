@@ -80,13 +80,18 @@ def test_without_a_pace_throughput_is_work_over_time() -> None:
     assert affected[TRAIN].after.throughput == pytest.approx(1.0)
 
 
-def test_batch_work_that_did_nothing_has_nothing_to_say_unless_its_own_share_was_changed() -> None:
-    other = slice_target("idle")
-    silent = slice_rows(other, range(10), busy_ratio=0.0)
-    affected, _ = read(RAISE, silent, slice_rows(TRAIN, range(10), busy_ratio=0.0), slice_rows(CHAT, range(10)))
+def test_batch_work_that_did_nothing_has_nothing_to_say() -> None:
+    silent = slice_rows(slice_target("idle"), range(10), busy_ratio=0.0)
+    affected, _ = read(RAISE, silent, training(TRAIN), slice_rows(CHAT, range(10)))
     assert set(affected) == {TRAIN, CHAT}
-    assert math.isnan(affected[TRAIN].after.throughput)
     assert math.isnan(affected[CHAT].after.requests)
+
+
+def test_where_nobody_can_speak_what_was_changed_is_not_known() -> None:
+    silent = slice_rows(slice_target("idle"), range(10), busy_ratio=0.0)
+    affected, _ = read(RAISE, silent, slice_rows(TRAIN, range(10), busy_ratio=0.0))
+    assert set(affected) == {TRAIN}
+    assert math.isnan(affected[TRAIN].after.throughput)
 
 
 def test_a_newcomer_counts_from_nothing_and_a_leaver_has_nothing_to_say() -> None:

@@ -49,7 +49,9 @@ def make_watch(store: EmbeddedStore, clock: VirtualClock) -> Callable[..., Watch
         for batch in batches:
             store.write(batch)
         backend: FakeBackend = backend_with(clock, *(states or FLEET))
-        return Watch(store, backend, TunerSettings(), interval_seconds=60.0, declarations=PROMISES)
+        return Watch(
+            store, backend, TunerSettings(reserve_quantile=0.975), interval_seconds=60.0, declarations=PROMISES
+        )
 
     return make
 
