@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from analyzer.settings import AnalyzeSettings
 from collector.batch import Batch, Event, Fact, Reject, Severity, Subject, make_rows
 from collector.declarations import Objective, WorkloadDeclaration
 from collector.errors import ConfigurationError, InputRejectedError, UnreachableError
 from collector.settings import StoreSettings
 from collector.store import EmbeddedStore
+from collector.window import Window
 from dashboard.config import Settings
 from dashboard.report import weekly_report, write_weekly
 from dashboard.report.model import Report
@@ -25,6 +27,7 @@ from tuner.journal import record_plan, step
 from tuner.model import Change, Group, Plan, Target
 from tuner.outcome import record_outcome
 from tuner.record import ChangeState, Drop, GroupRecord
+from tuner.service.analyse import run_analysis
 from tuner.settings import PriceSettings, StateSettings
 from tuner.state import add_suppression, open_state
 
@@ -303,3 +306,14 @@ def test_the_command_prints_where_the_report_lies(folder: Path, elsewhere: Path,
     assert (ran.code, ran.out) == (0, "out/weekly-2026-01-05.md\n")
     assert Path("out/weekly-2026-01-05.md").read_text("utf-8").startswith("# GPU report: c\n")
     assert json.loads(trimtab("report", "weekly", "--json").out)["schema_version"] == 1
+
+
+def test_an_analysis_that_was_just_made_is_reported_as_it_is(folder: Path) -> None:
+    window = Window(START, START + timedelta(hours=2))
+    store = EmbeddedStore(StoreSettings(path=folder / "store"), read_only=True)
+    analysis = run_analysis(store, window, interval_seconds=60.0, settings=AnalyzeSettings(), detectors={})
+    store.close()
+    report = weekly_report(settings_of(folder), analysis=analysis)
+    assert (report.start, report.end) == (window.start, window.end)
+    assert report.claims.waste == ()  # no detector ran, and none runs again
+    assert report.ledger.capacity_sm_seconds == pytest.approx(100 * 7200)
