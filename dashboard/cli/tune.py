@@ -74,7 +74,7 @@ def tune(
         try:
             tuner.watch.warm(clock.now(), history_length(context, store, clock))
             if once:
-                result = run_cycle(tuner, clock, asked=now)
+                result = tuner.run_once(clock.now())
                 print_json(result_document(result)) if json else print_result(result)
                 return
             with stopped_by_signals() as stop:
@@ -84,20 +84,6 @@ def tune(
                 raise typer.Exit(130)
         finally:
             tuner.close()
-
-
-def run_cycle(tuner: Tuner, clock: Clock, *, asked: str | None) -> CycleResult:
-    """Run one cycle.
-
-    Raises:
-        ConfigurationError: the instant that was asked for was planned before: the journal holds each plan once.
-    """
-    try:
-        return tuner.run_once(clock.now())
-    except ValueError as error:
-        if asked is None:
-            raise
-        raise ConfigurationError(f"cannot plan as of {asked}: {error}") from error
 
 
 def history_length(context: Context, store: StoreReader, clock: Clock) -> timedelta:
