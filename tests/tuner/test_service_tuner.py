@@ -15,14 +15,14 @@ from analyzer.findings import Finding, Role, SubjectRef, Verdict, make_finding
 from analyzer.protocols import Conclusion, Context, Needs, Partition
 from collector.batch import Batch
 from collector.clock import VirtualClock
-from collector.errors import UnreachableError
+from collector.errors import ConfigurationError, TrimtabError, UnreachableError
 from collector.settings import StoreSettings
 from collector.store import EmbeddedStore
 from collector.window import Window
 from tests.tuner.fakes import CORES, SM, START, FakeBackend, backend_with, change, slice_target
 from tests.tuner.service_rows import GIB, MINUTE, PROMISES, at, card_rows, slice_rows, slot
 from tuner import killswitch
-from tuner.journal import LeaseLostError, entries, verify_chain
+from tuner.journal import LeaseLostError, StateMovedError, entries, verify_chain
 from tuner.lease import Lease
 from tuner.model import Freeze, Knob, Mode, Target, TargetState
 from tuner.record import ChangeState
@@ -470,9 +470,12 @@ class Spy(Tuner):
     def __init__(self, parts: TunerParts) -> None:
         super().__init__(parts)
         self.calls: list[tuple[str, float]] = []
+        self.failures: list[TrimtabError] = []
 
     def run_once(self, now: datetime) -> CycleResult:
         self.calls.append(("cycle", (now - START) / MINUTE))
+        if self.failures:
+            raise self.failures.pop(0)
         return super().run_once(now)
 
     def fast_once(self, now: datetime) -> CycleResult:
@@ -480,12 +483,12 @@ class Spy(Tuner):
         return super().fast_once(now)
 
 
-def test_the_loop_runs_cycles_with_the_fast_path_between_until_it_is_stopped(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig()
-    stop = threading.Event()
-    loop = Loop(rig, 7, stop)
-    spy = Spy(
-        TunerParts(
+@pytest.fixture
+def make_loop(make_rig: Callable[..., Rig]) -> Callable[[int], tuple[Spy, Loop]]:
+    def make(waits: int) -> tuple[Spy, Loop]:
+        rig = make_rig()
+        loop = Loop(rig, waits, threading.Event())
+        parts = TunerParts(
             store=rig.store,
             backend=rig.backend,
             state=rig.state,
@@ -495,8 +498,17 @@ def test_the_loop_runs_cycles_with_the_fast_path_between_until_it_is_stopped(mak
             interval_seconds=60.0,
             declarations=PROMISES,
         )
-    )
-    spy.run(stop)
+        return Spy(parts), loop
+
+    return make
+
+
+def test_the_loop_runs_cycles_with_the_fast_path_between_until_it_is_stopped(
+    make_loop: Callable[[int], tuple[Spy, Loop]], caplog: pytest.LogCaptureFixture
+) -> None:
+    spy, loop = make_loop(7)
+    with caplog.at_level("INFO", logger="tuner.service.cycle"):
+        spy.run(loop.stop)
     assert spy.calls == [
         ("cycle", 0.0),
         ("fast", 1.0),
@@ -507,8 +519,36 @@ def test_the_loop_runs_cycles_with_the_fast_path_between_until_it_is_stopped(mak
         ("fast", 6.0),
     ]
     assert loop.seconds == [60.0] * 7
-    spy.run(stop)  # already stopped: nothing runs
+    told = [r.getMessage().partition(",")[0] for r in caplog.records]
+    assert told == [
+        "cycle at 2026-03-02T00:00:00+00:00: plan-20260302T000000",
+        "cycle at 2026-03-02T00:05:00+00:00: plan-20260302T000500",
+    ]
+    spy.run(loop.stop)  # already stopped: nothing runs
     assert len(spy.calls) == 7
+
+
+def test_the_loop_outlives_what_does_not_answer_and_whoever_is_faster(
+    make_loop: Callable[[int], tuple[Spy, Loop]], caplog: pytest.LogCaptureFixture
+) -> None:
+    spy, loop = make_loop(5)
+    spy.failures = [UnreachableError("locked"), LeaseLostError("robbed"), StateMovedError("answered")]
+    spy._parts.backend.unreadable = 1  # type: ignore[attr-defined]  # the backend in memory
+    spy.run(loop.stop)
+    assert spy.calls == [("cycle", 0.0), ("cycle", 1.0), ("cycle", 2.0), ("cycle", 3.0), ("fast", 4.0)]
+    assert [r.getMessage().rpartition(": ")[2] for r in caplog.records if r.levelname == "WARNING"] == [
+        "locked",
+        "robbed",
+        "answered",
+        "the fake backend does not answer",
+    ]
+
+
+def test_the_loop_ends_where_the_configuration_is_wrong(make_loop: Callable[[int], tuple[Spy, Loop]]) -> None:
+    spy, loop = make_loop(5)
+    spy.failures = [ConfigurationError("no such zone")]
+    with pytest.raises(ConfigurationError):
+        spy.run(loop.stop)
 
 
 def test_a_store_that_fails_to_answer_holds_the_cycle(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from tuner.consent import propose
 from tuner.drift import notice_drift
 from tuner.execute import REVALIDATE_SECONDS, Executor, Step, frozen_targets
 from tuner.guards import FAILED_PAST, PAST, Vitals, World, run_guards, still_allowed
-from tuner.journal import expire_waiting, record_plan
+from tuner.journal import LeaseLostError, StateMovedError, expire_waiting, record_plan
 from tuner.lease import Lease
 from tuner.model import Backend, Group, Plan
 from tuner.outcome import list_outcomes, proven_kinds, track_record
@@ -37,6 +38,7 @@ from tuner.state.findings import record_findings, unsuppressed
 from tuner.state.plans import open_groups, past_groups, plan_exists, waiting_groups
 from tuner.verify import watch
 
+_LOG = logging.getLogger(__name__)
 _LEASE_CYCLES = 3.0  # a lease outlives so many cycles, so that a slow one is not taken for dead
 _PROVEN_WINDOW = timedelta(days=7)  # a quiet night must not send the waves back to one
 _STANDS_BY = "another tuner holds the lease: this one stands by"
@@ -165,16 +167,22 @@ class Tuner:
         return self._carry_out(plan, sight, [])
 
     def run(self, stop: threading.Event) -> None:
-        """Run cycles and the fast path on the clock until `stop` is set."""
+        """Run cycles and the fast path on the clock until `stop` is set.
+
+        A cycle that fails because somebody was faster, or something does not answer, is told and tried again.
+        """
         settings, clock = self._parts.settings, self._parts.clock
         next_cycle = clock.now()
         while not stop.is_set():
             now = clock.now()
-            if now >= next_cycle:
-                self.run_once(now)
-                next_cycle = now + timedelta(seconds=settings.cycle_seconds)
-            else:
-                self.fast_once(now)
+            try:
+                if now >= next_cycle:
+                    _tell("cycle", self.run_once(now))
+                    next_cycle = now + timedelta(seconds=settings.cycle_seconds)
+                else:
+                    _tell("fast path", self.fast_once(now))
+            except (LeaseLostError, StateMovedError, UnreachableError) as error:
+                _LOG.warning("tuner at %s: %s", now.isoformat(), error)
             if clock.wait(settings.fast_seconds, stop):
                 return
 
@@ -299,4 +307,20 @@ class Tuner:
             coverage=sight.coverage,
             frozen={**frozen_targets(past, now), **drifted},
             evictions={g.id: parts.backend.predict(g) for g in groups if any(c.knob in evicting for c in g.changes)},
+        )
+
+
+def _tell(what: str, result: CycleResult) -> None:
+    if result.held:
+        _LOG.warning("%s at %s: held: %s", what, result.now.isoformat(), result.held)
+    elif result.plan_id:
+        kept, drops, steps = len(result.kept), len(result.drops), len(result.steps)
+        _LOG.info(
+            "%s at %s: %s, %d kept, %d drops, %d steps",
+            what,
+            result.now.isoformat(),
+            result.plan_id,
+            kept,
+            drops,
+            steps,
         )
