@@ -103,6 +103,8 @@ records = [r for r in loaders.changes(500) if r.state is not ChangeState.PLANNED
 if state is None or not records:
     page.empty("Nothing was ever changed.")
     st.stop()
+if seen is None and records[0].simulated:
+    page.simulated()
 names: CardNames = {} if seen is None else card_names(loaders.facts(seen.window))
 counts = changes.counted(records)
 chosen = st.pills(

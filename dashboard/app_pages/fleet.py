@@ -132,7 +132,14 @@ if seen is not None:
     claims = loaders.stored(max(span, timedelta(days=1)))
     queues = loaders.queues(seen)
     problems = fleet.problems(
-        seen, cards, held, queues=queues, findings=claims.findings, changes=loaders.changes(), pause=loaders.pause()
+        seen,
+        cards,
+        held,
+        queues=queues,
+        findings=claims.findings,
+        changes=loaders.changes(),
+        pause=loaders.pause(),
+        now=loaders.present(),
     )
     _status(problems, claims)
     ledger = loaders.ledger(span)

@@ -68,6 +68,8 @@ pause = loaders.pause()
 if not pause.allows_new:
     st.warning(f"The tuner is {escaped(str(pause))}. Nothing that is approved is carried out meanwhile.")
 waiting = changes.waiting(loaders.changes(), plan.id)
+if seen is None and any(r.simulated for r in plan.groups.values()):
+    page.simulated()
 with st.container(horizontal=True):
     st.metric("Wait for an answer", len(waiting.asked), border=True, width=168)
     st.metric("Written down", len(waiting.written_down), border=True, width=168, help="In mode recommend.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pandas as pd
 import streamlit as st
 
 from analyzer.ledger import Ledger
+from collector.clock import SystemClock
 from collector.errors import UnreachableError
 from collector.protocols import StoreReader
 from collector.store import EmbeddedStore
@@ -92,6 +93,11 @@ def state() -> State | None:
 @st.cache_resource(max_entries=2, ttl=timedelta(hours=6), on_release=lambda opened: opened.close())
 def _state(_address: str, _inode: int) -> State:
     return open_state(settings().state)
+
+
+def present() -> datetime | None:
+    """Return the present where rows are expected to keep coming; None where nothing is configured to bring them."""
+    return SystemClock().now() if settings().source else None
 
 
 def pause() -> Pause:

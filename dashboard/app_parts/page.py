@@ -54,8 +54,13 @@ def _banner(seen: Look) -> None:
     words = [window, plural(seen.cards, "card"), f"{percent(seen.coverage, 1)} of the expected samples"]
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         if seen.simulated:
-            st.badge("simulated", icon=":material/science:", color="violet", help="These rows come from a simulation.")
+            simulated()
         st.caption(" · ".join(words))
+
+
+def simulated() -> None:
+    """Say that what is shown comes from a simulation."""
+    st.badge("simulated", icon=":material/science:", color="violet", help="This comes from a simulation, not a fleet.")
 
 
 def nothing() -> None:

@@ -67,6 +67,7 @@ def problems(
     findings: Sequence[Finding],
     changes: Sequence[GroupRecord],
     pause: Pause,
+    now: datetime | None = None,
 ) -> list[Problem]:
     """Return what is wrong now, worst first.
 
@@ -78,13 +79,22 @@ def problems(
         findings: of the last analysis.
         changes: newest groups.
         pause: the kill switch.
+        now: the present, where rows are expected to keep coming.
     """
-    found = [*_silent(look, cards), *_sick(findings), *_missed(holdings), *_open_claims(findings)]
+    found = [*_stopped(look, now), *_silent(look, cards), *_sick(findings), *_missed(holdings), *_open_claims(findings)]
     found += [*_queues(queues), *_changes(changes)]
     if not pause.allows_new:
         found.append(Problem("warning", f"The tuner is {pause}", "changes"))
     order = {"critical": 0, "warning": 1, "info": 2}
     return sorted(found, key=lambda p: order[p.level])
+
+
+def _stopped(look: Look, now: datetime | None) -> list[Problem]:
+    age = 0.0 if now is None else (now - look.newest).total_seconds()
+    if age <= _SILENT_INTERVALS * look.interval_seconds:
+        return []
+    words = f"No row came for {seconds(age)}: everything here is older; trimtab doctor says why"
+    return [Problem("critical", words, "fleet")]
 
 
 def _silent(look: Look, cards: pd.DataFrame) -> list[Problem]:

