@@ -35,7 +35,7 @@ class TunerSettings(Section):
     cycle_seconds: float = Field(300.0, gt=0, description="one full cycle, in seconds")
     analyze_seconds: float = Field(21600.0, gt=0, description="findings that plans rest on are renewed so often")
     fast_seconds: float = Field(60.0, gt=0, description="one pass of the fast path, in seconds")
-    reserve_quantile: float = Field(0.975, gt=0.5, lt=1, description="quantile of forecast demand kept for online work")
+    reserve_quantile: float = Field(0.9, gt=0.5, lt=1, description="quantile of forecast demand kept for online work")
     reserve_margin: float = Field(0.15, ge=0, description="added to that quantile, as a share of it")
     step_limit: float = Field(0.5, gt=0, le=1, description="largest change of a compute share at once, of the card")
     dead_band: float = Field(0.1, ge=0, description="relative change below which nothing is done")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -11,6 +11,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from collector.errors import ConfigurationError
 from dashboard.cli.context import flag
 from dashboard.cli.output import note, say, stderr
+
+if TYPE_CHECKING:
+    from dashboard.demo import DemoResult
 
 
 def register(app: typer.Typer) -> None:
@@ -50,16 +53,17 @@ def demo(
         except FileExistsError as error:
             raise ConfigurationError(str(error)) from None
     print_board(result)
-    _report_and_serve(result.config, headless=headless)
+    _report_and_serve(result, headless=headless)
 
 
-def _report_and_serve(config: Path, *, headless: bool) -> None:
+def _report_and_serve(result: DemoResult, *, headless: bool) -> None:
     from dashboard.config import load_settings  # noqa: PLC0415
     from dashboard.report import write_weekly  # noqa: PLC0415
     from dashboard.serve import serve  # noqa: PLC0415
 
+    config = result.config
     settings = load_settings(config).settings
-    say(f"report     {write_weekly(settings)}")
+    say(f"report     {write_weekly(settings, analysis=result.analysis)}")
     say(f"look on    trimtab --config {config} dashboard | analyze | changes | doctor | explain TT101")
     if not headless:
         serve(settings, config)

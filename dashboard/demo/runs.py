@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import pandas as pd
+
 from analyzer.findings import Finding
 from analyzer.ledger import Ledger
 from analyzer.settings import AnalyzeSettings
@@ -155,7 +157,7 @@ def tuned_run(
                 tuner.fast_once(clock.now())
             if progress is not None:
                 progress(minute + 1, minutes)
-        result, analysis = _result(cluster, store)
+        result, analysis = _result(cluster, store, tuner.watch.forecasts())
         tuner.remember(analysis, clock.now())
         return result, analysis, count_states(state)
     finally:
@@ -185,13 +187,16 @@ def _advance(cluster: SimulatedCluster, clock: VirtualClock, collector: Collecto
     collector.run_once(clock.now())
 
 
-def _result(cluster: SimulatedCluster, store: Store) -> tuple[RunResult, Analysis]:
+def _result(
+    cluster: SimulatedCluster, store: Store, forecasts: pd.DataFrame | None = None
+) -> tuple[RunResult, Analysis]:
     analysis = run_analysis(
         store,
         Window(cluster.spec.start, cluster.now),
         interval_seconds=float(STEP_SECONDS),
         settings=AnalyzeSettings(),
         detectors=load_detectors(AnalyzeSettings()),
+        forecasts=forecasts,
     )
     result = RunResult(score(cluster.truth, cluster.spec), analysis.findings, analysis.ledger)
     return result, analysis
@@ -212,6 +217,10 @@ path = "{(folder / "store").resolve()}"
 [state]
 path = "{(folder / "state.db").resolve()}"
 kill_switch = "{(folder / "PAUSED").resolve()}"
+
+[tuner]
+mode = "auto"
+auto_restart_offline = true
 
 [report]
 folder = "{(folder / "reports").resolve()}"

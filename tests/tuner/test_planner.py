@@ -131,10 +131,18 @@ def test_weights_and_floors_divide_the_rest() -> None:
     assert [c.after for c in group.changes] == pytest.approx([0.6, 0.4])
 
 
-def test_an_aggressor_of_a_pair_is_not_given_more() -> None:
-    online = slice_view("chat", victim_in=("tt101-1",))
+def test_an_aggressor_is_not_given_more_while_its_victim_misses_its_objective() -> None:
+    online = slice_view("chat", victim_in=("tt101-1",), kept=0.9)
     offline = slice_view("train", "offline", quota=0.2, effective=0.2, suspect_in=("tt101-1",))
     assert make_plan(world(card(online, offline)), SETTINGS).groups == ()
+    (group,) = make_plan(world(card(replace(online, kept=1.0), offline)), SETTINGS).groups
+    assert (group.kind, group.findings) == ("give", ("tt101-1",))
+
+
+def test_minutes_lost_to_a_neighbour_do_not_widen_the_reserve() -> None:
+    hurt = slice_view("a", need_lead=0.1, utilisation_limit=0.3)
+    assert reserve_share(hurt, SETTINGS, hold=False) == pytest.approx(0.1 * 1.15 / 0.3)
+    assert reserve_share(replace(hurt, victim_in=("x",)), SETTINGS, hold=False) == pytest.approx(0.1 * 1.15 / 0.6)
 
 
 def test_unhealthy_cards_and_kinds_without_a_knob_are_left_alone() -> None:
@@ -173,9 +181,11 @@ def test_idle_quota_of_another_queue_is_moved_where_the_pool_is_full() -> None:
     a = QueueView(Target("queue", "c", name="default/a"), "a", quota=2, allocated=2, pending=3, free=3, capacity=8)
     b = QueueView(Target("queue", "c", name="default/b"), "b", quota=6, allocated=2, pending=2, free=3, capacity=8)
     (group,) = make_plan(world(queues=(a, b)), SETTINGS).groups
-    assert [(c.target.name, c.before, c.after) for c in group.changes] == [("default/b", 6, 4), ("default/a", 2, 4)]
-    full = replace(b, pending=4.0)
-    assert make_plan(world(queues=(a, full)), SETTINGS).groups == ()
+    # All that is free goes to the longer queue: what the other one waits for could not start anyway.
+    assert [(c.target.name, c.before, c.after) for c in group.changes] == [("default/b", 6, 3), ("default/a", 2, 5)]
+    assert sum(c.after - c.before for c in group.changes) == 0
+    used = replace(b, allocated=6.0)
+    assert make_plan(world(queues=(a, used)), SETTINGS).groups == ()
 
 
 def test_queue_without_waiting_work_or_with_room_is_left_alone() -> None:

@@ -20,37 +20,44 @@ def propose_queue_moves(queues: Sequence[QueueView], knobs: tuple[Knob, ...]) ->
     if knob is None:
         return []
     known = [q for q in queues if q.quota >= 0 and not math.isnan(q.allocated + q.pending + q.free)]
-    idle = {q: max(q.quota - q.allocated - q.pending, 0.0) for q in known}
+    quotas = {q: q.quota for q in known}
     spare = min((q.capacity for q in known if not math.isnan(q.capacity)), default=math.inf)
     spare -= sum(q.quota for q in known)
     groups: list[tuple[Change, ...]] = []
     promised = 0.0
-    for queue in sorted(known, key=lambda q: (-q.weight, q.target)):
+    for queue in sorted(known, key=lambda q: (-q.weight, -q.pending, q.target)):
         usable = min(queue.pending, max(queue.free - promised, 0.0))
         promised += usable
-        lacking = _down(queue.allocated + usable - queue.quota, knob)
+        lacking = _down(queue.allocated + usable - quotas[queue], knob)
         if usable <= 0 or lacking < knob.quantum:
             continue
         from_spare = min(lacking, max(_down(spare, knob), 0.0))
+        # What a donor waits for counts only where something is left that it could take.
+        idle = {
+            q: max(quotas[q] - q.allocated - min(q.pending, max(q.free - promised, 0.0)), 0.0)
+            for q in known
+            if q is not queue and quotas[q] == q.quota
+        }
         donors = _donors(queue, idle, lacking - from_spare, knob)
         raised = from_spare + sum(d.before - d.after for d in donors)
         if raised < knob.quantum:
             continue
         spare -= from_spare
-        reason = f"{queue.pending:g} cards wait while {queue.free:g} stand free"
+        quotas |= {q: c.after for c in donors for q in known if q.target == c.target}
+        quotas[queue] += raised
+        reason = f"{queue.pending:.1f} cards wait while {queue.free:.1f} stand free"
         raise_ = Change(queue.target, QUEUE_KNOB, queue.quota, queue.quota + raised, reason, queue.tenant, "")
         groups.append((*donors, raise_))
     return groups
 
 
 def _donors(receiver: QueueView, idle: dict[QueueView, float], wanted: float, knob: Knob) -> list[Change]:
-    """Take `wanted` from the queues with the most idle quota; what is taken is idle no more."""
+    """Take `wanted` from the queues with the most idle quota."""
     changes: list[Change] = []
     for queue in sorted(idle, key=lambda q: (-idle[q], q.target)):
         take = _down(min(idle[queue], wanted), knob)
-        if queue is receiver or take < knob.quantum:
+        if take < knob.quantum:
             continue
-        idle[queue] -= take
         wanted -= take
         reason = f"neither used nor waited for; {receiver.target.name} can use it"
         changes.append(Change(queue.target, QUEUE_KNOB, queue.quota, queue.quota - take, reason, queue.tenant, ""))

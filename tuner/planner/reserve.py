@@ -58,5 +58,7 @@ def reserve_share(view: SliceView, settings: TunerSettings, *, hold: bool) -> fl
     unknown = math.isnan(need) or math.isnan(view.used) or view.history_seconds < _LEAST_HISTORY_SECONDS
     if view.protected or unknown:
         return quota
-    share = max(view.used, need) * (1.0 + settings.reserve_margin) / view.utilisation_limit
+    # Minutes that a victim lost to a neighbour say nothing of how far it may fill its own quota.
+    limit = max(view.utilisation_limit, _DEFAULT_UTILISATION) if view.victim_in else view.utilisation_limit
+    share = max(view.used, need) * (1.0 + settings.reserve_margin) / limit
     return min(share, quota)

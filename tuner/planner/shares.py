@@ -92,8 +92,9 @@ def _divide(slices: list[SliceView], room: float) -> dict[SliceView, float]:
 
 
 def _change(view: SliceView, wanted: float, knob: Knob, card: CardView) -> list[Change]:
-    # A slice that slows a neighbour down is not given more of the card, whatever is free.
-    ceiling = view.quota if view.suspect_in and any(s.victim_in for s in card.slices) else knob.high
+    # A slice that slows a neighbour down is not given more of the card while that neighbour misses its objective.
+    hurts = bool(view.suspect_in) and any(s.victim_in and s.misses_objective for s in card.slices)
+    ceiling = view.quota if hurts else knob.high
     after = knob.quantise(min(wanted, ceiling))
     if after > wanted + 1e-9:  # rounding up would break the card's sum
         after = max(knob.quantise(after - knob.quantum), knob.low)

@@ -146,7 +146,10 @@ class Tuner:
         planner = replace(sight.planner, confidence=track_record(list_outcomes(self._parts.state), now))
         if self._parts.read_back:
             self._parts.store.write(quota_rows(sight.state, now, self._parts.interval_seconds))
-        steps += self._verify(sight)
+        judged = self._verify(sight)
+        steps += judged
+        if any(step.state is ChangeState.ROLLED_BACK for step in judged):
+            return CycleResult(now, held="a change was rolled back: the next cycle plans anew", steps=tuple(steps))
         return self._carry_out(make_plan(planner, self._parts.settings), sight, steps)
 
     def fast_once(self, now: datetime) -> CycleResult:

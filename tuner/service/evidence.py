@@ -66,7 +66,7 @@ class EvidenceReader:
         cards = {domain_of(c.target) for c in group.changes if c.target.kind != "queue"} | self._admitted(
             group, was, now
         )
-        affected, peers = [], []
+        affected, silent, peers = [], [], []
         for target in sorted(was.keys() | now.keys()):
             held_before, held_after = was.get(target), now.get(target)
             earlier = Measured(requests=0.0, throughput=0.0) if held_before is None else held_before[1]
@@ -75,15 +75,18 @@ class EvidenceReader:
             evidence = Evidence(target, online, earlier, later, ratios.get(target, 1.0))
             if domain_of(target) not in cards:
                 peers.append(evidence)
-            elif target in ratios or self._can_speak(evidence, came=held_before is None, left=held_after is None):
+            elif self._can_speak(evidence, came=held_before is None, left=held_after is None):
                 affected.append(evidence)
-        return affected, peers
+            elif target in ratios:
+                silent.append(evidence)
+        return affected or silent, peers
 
     @staticmethod
     def _can_speak(evidence: Evidence, *, came: bool, left: bool) -> bool:
         """Whoever left by itself has nothing to say, nor has batch work that did nothing in one of the windows."""
-        idle = math.isnan(evidence.before.throughput) or math.isnan(evidence.after.throughput)
-        return not left and (evidence.online or came or not idle)
+        idle_before = math.isnan(evidence.before.throughput) and not came
+        idle = idle_before or math.isnan(evidence.after.throughput)
+        return not left and (evidence.online or not idle)
 
     def _admitted(
         self, group: Group, was: Mapping[Target, object], now: Mapping[Target, tuple[str, Measured]]
