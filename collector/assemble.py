@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,6 @@ from collector.plugins import SourceContext
 from collector.queues import QueueBook, read_queues
 from collector.report import Report
 from collector.rows import (
-    SLICE_INDEX,
     add_cards,
     add_rows,
     any_value,
@@ -41,12 +41,14 @@ from collector.rows import (
     slice_matrix,
 )
 from collector.schema import SLICE, UNKNOWN
-from collector.servers import ServerReader
+from collector.servers import ServerBoard
 from collector.settings import TargetSettings
 from collector.slots import Card, Holder, ServerChannels, World, XidReading, target_key
 from collector.targets import Arrangement, TargetState
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 _PLANS_KEPT = 8
 
@@ -66,13 +68,18 @@ class Scrape:
 
 @dataclass(slots=True)
 class _Live:
-    """A target with samples in this cycle; `offset` is the position of its first value among those of all."""
+    """A target with samples in this cycle.
+
+    offset: the position of its layout's first series among those of all targets.
+    places: where in the layout its values belong; None where there is one of every series.
+    """
 
     state: TargetState
     scrape: Scrape
     body: Exposition
     layout: Arrangement
     offset: int
+    places: Ints | None
 
 
 @dataclass(slots=True)
@@ -82,6 +89,7 @@ class _Memory:
     state: TargetState
     series: list[Series] | None = None
     layout: Arrangement | None = None
+    places: Ints | None = None
 
 
 @dataclass(slots=True)
@@ -109,11 +117,11 @@ class Assembler:
         self._targets: dict[str, _Memory] = {}
         self._plans: dict[tuple[str, ...], tuple[tuple[Arrangement, ...], Plan]] = {}
         self._kube: KubeState | None = None
-        self._kube_parts: dict[str, tuple[Arrangement, list[float], list[tuple[str, Series, float]]]] = {}
+        self._kube_parts: dict[str, tuple[Exposition, list[tuple[str, Series, float]]]] = {}
         self._slices = index_slices(Join([], []), context.cluster, {})
         self._said: object = None
         self._layouts: tuple[Arrangement, ...] = ()
-        self._readers: dict[int, ServerReader] = {}
+        self._board = ServerBoard([], [], [])
         self._facts = FactBook(context)
         self._queues = QueueBook()
         self._target_watch = TargetWatch(context)
@@ -136,11 +144,14 @@ class Assembler:
         report = Report(self.context.cluster, now)
         now_ms = int(now.timestamp() * 1000)
         live = self._take(scrapes, report)
+        laid_out = self._layouts
         changed = self._describe(live)
         plan = self._plan(live)
-        raw = np.array([value for one in live for value in one.body.values], dtype=np.float64)
-        changed |= self._read_kube(live) | _read_facts(live, raw)
-        numbers = evaluate(plan, self._world.registry, raw, now_ms, self.context.interval_seconds)
+        raw, came = _values(live)
+        changed |= self._read_kube(live, raw, came) | _read_facts(live, raw)
+        numbers = evaluate(
+            plan, self._world.registry, raw, came, now_ms=now_ms, interval_seconds=self.context.interval_seconds
+        )
         self._report_samples(numbers, report)
         cards = self._present_cards(live)
         self._xids.observe(_xids(live, raw), self._world.cards, report)
@@ -148,6 +159,8 @@ class Assembler:
         shown = {one.state.key: (one.layout.uuids, one.scrape.age_seconds) for one in live}
         ages = self._card_watch.observe(cards, numbers, shown, report)
         changed |= self._join(live, cards, again=changed)
+        if changed or laid_out is not self._layouts:
+            self._seat_servers()
         correct_shares(numbers, self._slices.join.slices, report)
         batch = Batch()
         add_cards(batch, cards, numbers, ages, cluster=self.context.cluster, now_ms=now_ms)
@@ -194,16 +207,18 @@ class Assembler:
         for scrape in scrapes:
             key = target_key(scrape.target)
             memory = self._targets.get(key)
-            if memory is None or memory.state.target != scrape.target:
+            if memory is None or (memory.state.target is not scrape.target and memory.state.target != scrape.target):
                 memory = self._targets[key] = _Memory(TargetState(scrape.target, self._world))
             up = self._target_watch.observe(scrape.target, scrape.body, scrape.error, report)
             if not up or scrape.body is None:
                 continue
-            if memory.layout is None or memory.series != scrape.body.series:
-                memory.layout, memory.series = memory.state.arrange(scrape.body.series), scrape.body.series
+            series = scrape.body.series
+            if memory.layout is None or (memory.series is not series and memory.series != series):
+                memory.layout, memory.places = memory.state.arrange(series)
+                memory.series = series
             if self._target_watch.same_machine(scrape.target, memory.layout, report):
-                live.append(_Live(memory.state, scrape, scrape.body, memory.layout, offset))
-                offset += len(scrape.body.values)
+                live.append(_Live(memory.state, scrape, scrape.body, memory.layout, offset, memory.places))
+                offset += memory.layout.size
                 self._target_watch.clock(scrape.target, scrape.body, report)
                 if memory.layout.rejects:
                     report.reject_all(report.target(scrape.target), memory.layout.rejects)
@@ -254,7 +269,7 @@ class Assembler:
         self._plans[key] = (layouts, plan)
         return plan
 
-    def _read_kube(self, live: Sequence[_Live]) -> bool:
+    def _read_kube(self, live: Sequence[_Live], raw: Floats, came: Bools) -> bool:
         """Read kube-state-metrics again where a value or a series changed; say whether it did."""
         changed = False
         for one in live:
@@ -262,12 +277,16 @@ class Assembler:
                 changed |= self._kube_parts.pop(one.state.key, None) is not None
                 continue
             known = self._kube_parts.get(one.state.key)
-            if known is None or known[0] is not one.layout or known[1] != one.body.values:
-                samples = [(name, one.body.series[n], one.body.values[n]) for n, name in one.layout.kube]
-                self._kube_parts[one.state.key] = (one.layout, one.body.values, samples)
+            if known is None or (known[0] is not one.body and not _same_body(known[0], one.body)):
+                samples = [
+                    (name, one.state.series(n), float(raw[one.offset + n]))
+                    for n, name in one.layout.kube
+                    if came[one.offset + n]
+                ]
+                self._kube_parts[one.state.key] = (one.body, samples)
                 changed = True
         if changed:
-            self._kube = read_kube_state(sample for _, _, part in self._kube_parts.values() for sample in part)
+            self._kube = read_kube_state(sample for _, part in self._kube_parts.values() for sample in part)
         return changed
 
     def _present_cards(self, live: Sequence[_Live]) -> list[Card]:
@@ -327,7 +346,7 @@ class Assembler:
         if not shares:
             return
         matrix = slice_matrix(table, numbers)
-        self._read_servers(numbers, matrix)
+        self._board.read(numbers, self.context.interval_seconds, matrix)
         keep = any_value(matrix)
         fill_constants(table, numbers, matrix, ages)
         tags = table.tags
@@ -343,18 +362,17 @@ class Assembler:
         keep &= ~waiting
         add_rows(batch, "slice", now_ms, kept(tags, keep), matrix[keep])
 
-    def _read_servers(self, numbers: Numbers, matrix: Floats) -> None:
-        """Put what servers did in the interval on their slices."""
-        for n, server in server_pairs(self._slices):
-            share = self._slices.join.slices[n]
-            reader = self._readers.setdefault(server.row, ServerReader(server))
-            declared = self._facts.declaration(share.tenant, share.workload, self._kube, share.pod_key).declaration
-            reading = reader.read(numbers, declared.objective, self.context.interval_seconds)
-            for name, value in reading.values.items():
-                column = SLICE_INDEX[name]
-                if not math.isnan(value) and math.isnan(matrix[n, column]):
-                    matrix[n, column] = value
-            self._facts.latency_quantity(share, reading)
+    def _seat_servers(self) -> None:
+        """Work out which channels of which server feed which slice."""
+        pairs = server_pairs(self._slices)
+        shares = [self._slices.join.slices[n] for n, _ in pairs]
+        objectives = [
+            self._facts.declaration(share.tenant, share.workload, self._kube, share.pod_key).declaration.objective
+            for share in shares
+        ]
+        self._board = ServerBoard([n for n, _ in pairs], [server for _, server in pairs], objectives)
+        for share, quantity in zip(shares, self._board.quantities, strict=True):
+            self._facts.latency_quantity(share, quantity)
 
     def _release(self, batch: Batch) -> None:
         """Add rows that waited: with their holder if he is known by now, else as unknown."""
@@ -406,6 +424,26 @@ class Assembler:
         known = (one for one in self._slices.join.slices if one.base == row or row in one.allocations)
         share = next(known, None)
         return Subject("slice", cluster, node, key[1], share.slice if share else f"{key[2]}/{key[3]}/{key[4]}/0")
+
+
+def _values(live: Sequence[_Live]) -> tuple[Floats, Bools]:
+    """Return the values of all targets in the order of their layouts, NaN where one is missing, and which are not."""
+    flat = np.array(list(chain.from_iterable(one.body.values for one in live)), dtype=np.float64)
+    if all(one.places is None for one in live):
+        return flat, np.ones(len(flat), dtype=bool)
+    places: list[Ints] = []
+    for one in live:
+        own = np.arange(one.layout.size) if one.places is None else one.places
+        places.append(own + one.offset)
+    size = sum(one.layout.size for one in live)
+    raw, came = np.full(size, np.nan), np.zeros(size, dtype=bool)
+    index = np.concatenate(places)
+    raw[index], came[index] = flat, True
+    return raw, came
+
+
+def _same_body(one: Exposition, other: Exposition) -> bool:
+    return one.values == other.values and one.series == other.series
 
 
 def _read_facts(live: Sequence[_Live], raw: Floats) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -117,8 +118,13 @@ def make_rows(
     unknown = [name for name in fields if name not in known]
     if missing or unknown:
         raise ValueError(f"{measurement} rows: expected tags {spec.tags}; missing {missing}, unknown fields {unknown}")
-    names = ["time", *spec.tags, *fields]
     arrays = [pa.array(np.asarray(times_ms, dtype="datetime64[ms]"), type=pa.timestamp("ms", tz="UTC"))]
     arrays += [pa.array(tags[tag], type=pa.string()) for tag in spec.tags]
     arrays += [pa.array(np.asarray(values, dtype=np.float64)) for values in fields.values()]
-    return pa.Table.from_arrays(arrays, names=names)
+    return pa.Table.from_arrays(arrays, schema=_row_schema(measurement, tuple(fields)))
+
+
+@lru_cache(maxsize=256)
+def _row_schema(measurement: str, fields: tuple[str, ...]) -> pa.Schema:
+    tags = [(tag, pa.string()) for tag in MEASUREMENTS[measurement].tags]
+    return pa.schema([("time", pa.timestamp("ms", tz="UTC")), *tags, *((name, pa.float64()) for name in fields)])

@@ -61,7 +61,8 @@ class Plan:
     alive: Ints  # positions in `samples` that tell whether a device's scrape is valid
     entries: Ints  # numbers in the registry
     entry_local: Ints  # position of each channel's entry in `entries`
-    entry_expected: Ints  # parts that a strict entry needs
+    entry_strict: Bools
+    entry_floor: Ints  # parts that a strict entry needs at least
     order: Ints  # positions in `entries`, the preferred ones last
     tables: Tables
     row_count: int
@@ -77,9 +78,9 @@ class Numbers:
     """
 
     matrix: Floats
-    growth: list[float]
-    seconds: list[float]
-    levels: list[float]
+    growth: Floats
+    seconds: Floats
+    levels: Floats
     invalid: list[tuple[int, str]]
     fallen: Ints
     dead: dict[int, int]
@@ -124,10 +125,10 @@ def lay_out(
     tables = registry.tables()
     used, local = np.unique(all_channels, return_inverse=True)
     entries, entry_local = np.unique(tables.entry[used], return_inverse=True)
-    parts = np.bincount(entry_local, minlength=len(entries))
-    expected = np.zeros(len(entries), dtype=np.int64)
-    for n in np.flatnonzero(tables.entry_strict[entries]).tolist():
-        expected[n] = max(parts[n], instances.get(int(tables.entry_cell[entries[n]]) // len(FIELDS), 0))
+    strict = tables.entry_strict[entries]
+    floor = np.zeros(len(entries), dtype=np.int64)
+    for n in np.flatnonzero(strict).tolist():
+        floor[n] = instances.get(int(tables.entry_cell[entries[n]]) // len(FIELDS), 0)
     order = np.argsort(tables.entry_rank[entries])
     kinds = tables.kind[used]
     return Plan(
@@ -141,20 +142,22 @@ def lay_out(
         alive=np.flatnonzero(tables.alive[all_channels] & (all_cards >= 0)),
         entries=entries,
         entry_local=entry_local,
-        entry_expected=expected,
+        entry_strict=strict,
+        entry_floor=floor,
         order=order[entries[order] != NOWHERE],
         tables=tables,
         row_count=len(registry.rows),
     )
 
 
-def evaluate(plan: Plan, registry: Registry, raw: Floats, now_ms: int, interval_seconds: float) -> Numbers:
+def evaluate(plan: Plan, registry: Registry, raw: Floats, came: Bools, now_ms: int, interval_seconds: float) -> Numbers:
     """Return the numbers of one cycle; counters move on.
 
     Args:
         plan: the layout that `raw` follows.
         registry: rows, entries and channels of the plan.
-        raw: values as the targets wrote them.
+        raw: values as the targets wrote them; NaN where a series of the plan has none this time.
+        came: which series have one.
         now_ms: the cycle's instant.
         interval_seconds: over a gap of more than two intervals rates and energy are NaN.
     """
@@ -163,13 +166,15 @@ def evaluate(plan: Plan, registry: Registry, raw: Floats, now_ms: int, interval_
     channel = used[plan.local]
     if len(plan.masked):
         value[plan.masked] = _bits(value[plan.masked], table.mask[channel[plan.masked]])
-    valid, invalid, dead = _judge(plan, value, channel)
+    there = came[plan.samples]
+    valid, invalid, dead = _judge(plan, value, channel, there)
     clamp = table.clamp[channel]
     over = valid & (value > clamp)
     if over.any():
         invalid += [(int(c), "above_1_capped") for c in channel[over & table.counts_cap[channel]]]
         value = np.minimum(value, clamp)
     size = len(used)
+    sampled = np.bincount(plan.local, weights=there, minlength=size) > 0
     count = np.bincount(plan.local, weights=valid, minlength=size)
     total = np.bincount(plan.local, weights=np.where(valid, value, 0.0), minlength=size)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -182,12 +187,15 @@ def evaluate(plan: Plan, registry: Registry, raw: Floats, now_ms: int, interval_
         channels = used[plan.counters]
         grown = registry.counters.advance(table.counter[channels], _highest(plan, value, valid), now_ms)
         growth[channels], seconds[channels], fallen = grown.increment, grown.seconds, channels[grown.fell]
+        seconds[used[~sampled]] = np.nan
         result[plan.counters] = _scaled(grown, table, channels, 2 * interval_seconds + 1e-6)
-    matrix = _cells(plan, result)
-    return Numbers(matrix, growth.tolist(), seconds.tolist(), levels.tolist(), invalid, fallen, dead)
+    matrix = _cells(plan, result, sampled)
+    return Numbers(matrix, growth, seconds, levels, invalid, fallen, dead)
 
 
-def _judge(plan: Plan, value: Floats, channel: Ints) -> tuple[Bools, list[tuple[int, str]], dict[int, int]]:
+def _judge(
+    plan: Plan, value: Floats, channel: Ints, there: Bools
+) -> tuple[Bools, list[tuple[int, str]], dict[int, int]]:
     """Return which samples are valid, (channel, reason) of those that are not, and cards whose scrape is zero."""
     table = plan.tables
     valid = (value >= table.low[channel]) & (value <= table.high[channel])
@@ -202,9 +210,9 @@ def _judge(plan: Plan, value: Floats, channel: Ints) -> tuple[Bools, list[tuple[
     if len(zero):
         numbers = np.unique(plan.cards[zero])
         zeroed = np.isin(plan.cards, numbers)
-        dead = {int(number): int((plan.cards == number).sum()) for number in numbers}
+        dead = {int(number): int(((plan.cards == number) & there).sum()) for number in numbers}
         valid &= ~zeroed
-    bad = np.flatnonzero(~valid & ~zeroed & (channel != NOWHERE))
+    bad = np.flatnonzero(~valid & ~zeroed & there & (channel != NOWHERE))
     invalid = []
     for n in bad:
         reason = "blank" if blank[n] else "not_a_number" if np.isnan(value[n]) else "out_of_range"
@@ -249,14 +257,15 @@ def _scaled(grown: Growth, table: Tables, channels: Ints, gap_seconds: float) ->
     return scaled
 
 
-def _cells(plan: Plan, result: Floats) -> Floats:
+def _cells(plan: Plan, result: Floats, sampled: Bools) -> Floats:
     """Add up the parts of each entry and let the preferred entry of each cell win."""
     there = ~np.isnan(result)
     size = len(plan.entries)
     # An empty bincount is of integers, weights or not.
     total = np.bincount(plan.entry_local, weights=np.where(there, result, 0.0), minlength=size).astype(np.float64)
     parts = np.bincount(plan.entry_local, weights=there, minlength=size)
-    total[(parts == 0) | (parts < plan.entry_expected)] = np.nan
+    said = np.bincount(plan.entry_local, weights=sampled, minlength=size)
+    total[(parts == 0) | (plan.entry_strict & (parts < np.maximum(said, plan.entry_floor)))] = np.nan
     matrix = np.full((plan.row_count, len(FIELDS)), np.nan)
     order = plan.order[~np.isnan(total[plan.order])]
     matrix.ravel()[plan.tables.entry_cell[plan.entries[order]]] = total[order]

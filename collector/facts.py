@@ -20,7 +20,7 @@ from collector.kube import KubeState
 from collector.layout import FIELD_INDEX
 from collector.plugins import SourceContext
 from collector.schema import NOBODY, UNKNOWN
-from collector.servers import ServerReading
+from collector.servers import Quantity
 from collector.slots import Card, instance_share
 
 _MEMORY = [FIELD_INDEX[f"memory_{name}_bytes"] for name in ("used", "free", "reserved")]
@@ -48,7 +48,7 @@ class FactBook:
         self._memory: dict[str, float] = {}
         self._declared: dict[tuple[str, str], tuple[tuple[tuple[str, str], ...], ResolvedWorkload]] = {}
         self._waiting_since: dict[str, datetime] = {}
-        self._quantities: dict[Subject, ServerReading] = {}
+        self._quantities: dict[Subject, Quantity] = {}
         self._slices: dict[Subject, dict[str, tuple[str, Provenance]]] = {}
 
     def tell(self, subject: Subject, name: str, value: str, at: datetime, provenance: Provenance = "measured") -> None:
@@ -105,13 +105,13 @@ class FactBook:
         since = self._waiting_since.setdefault(share.pod_key, now)
         return (now - since).total_seconds() < self._context.interval_seconds
 
-    def latency_quantity(self, share: SliceRow, reading: ServerReading) -> None:
+    def latency_quantity(self, share: SliceRow, quantity: Quantity) -> None:
         """Note which latency a slice's figures are of, and whether it stands for another one."""
-        if reading.quantity:
-            self._quantities[self.slice_subject(share)] = reading
+        if quantity.name:
+            self._quantities[self.slice_subject(share)] = quantity
 
-    def quantity_of(self, subject: Subject) -> ServerReading | None:
-        """Return the last reading of a slice's server, None where it has none."""
+    def quantity_of(self, subject: Subject) -> Quantity | None:
+        """Return which latency the figures of a slice's server are of, None where it has none."""
         return self._quantities.get(subject)
 
     def slice_subject(self, share: SliceRow) -> Subject:
@@ -221,10 +221,10 @@ def describe_slices(book: FactBook, slices: Sequence[SliceRow], kube: KubeState 
         if part is not None and part.estimated:
             for name in _CONVERTED:
                 values[f"provenance:{name}"] = ("estimated", "estimated")
-        reading = book.quantity_of(subject)
-        if reading is not None and share.servers:
-            values["latency_quantity"] = (reading.quantity, "estimated" if reading.stands_in else "measured")
-            if reading.stands_in:
+        quantity = book.quantity_of(subject)
+        if quantity is not None and share.servers:
+            values["latency_quantity"] = (quantity.name, "estimated" if quantity.stands_in else "measured")
+            if quantity.stands_in:
                 values["provenance:latency_p99_seconds"] = ("estimated", "estimated")
         told[subject] = values
     book.replace_slices(told, now)

@@ -46,6 +46,16 @@ class _KnownPod:
 
 
 @dataclass(slots=True)
+class _Queue:
+    quota: float = math.nan
+    allocated: float = 0.0
+    pending: int = 0
+    pending_gpus: float = 0.0
+    oldest: float = math.inf  # creation of the pod that waits longest, seconds since the epoch
+    waits: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class QueueBook:
     """What is remembered of pods between cycles: facts already told, who waited, since when."""
 
@@ -55,6 +65,7 @@ class QueueBook:
     seen: set[str] = field(default_factory=set)
     out_of_memory: dict[str, set[str]] = field(default_factory=dict)
     last_seconds: float = math.nan
+    read: tuple[KubeState | None, dict[tuple[str, str], _Queue]] = (None, {})  # of the poll before
 
 
 def gpu_request(pod: Pod) -> GpuRequest:
@@ -81,6 +92,11 @@ def read_queues(
 
     A pod waits from its creation until it is bound to a node; its wait counts in the interval in which that happens.
     """
+    if book.read[0] is kube:  # nobody came, went or was bound: only time went by
+        book.last_seconds = now.timestamp()
+        for queue in book.read[1].values():
+            queue.waits = []
+        return _rows(book.read[1], context, now), [], []
     reading = _Reading(kube, book, context, now)
     for namespace, quota in kube.gpu_quota.items():
         queue = reading.queue("default", tenant_of(namespace, context))
@@ -102,17 +118,8 @@ def read_queues(
             book.out_of_memory.pop(key, None)
     book.seen = present
     book.last_seconds = now.timestamp()
+    book.read = kube, reading.queues
     return _rows(reading.queues, context, now), reading.facts, reading.events
-
-
-@dataclass(slots=True)
-class _Queue:
-    quota: float = math.nan
-    allocated: float = 0.0
-    pending: int = 0
-    pending_gpus: float = 0.0
-    oldest: float = 0.0
-    waits: list[float] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -148,7 +155,7 @@ class _Reading:
             self.book.waiting[key] = created
             queue.pending += 1
             queue.pending_gpus += request.card_equivalents
-            queue.oldest = max(queue.oldest, self.now.timestamp() - created)
+            queue.oldest = min(queue.oldest, created)
 
     def _admit(self, key: str, pod: Pod, created: float, queue: _Queue) -> None:
         since = self.book.waiting.pop(key, None)
@@ -215,7 +222,7 @@ def _rows(queues: Mapping[tuple[str, str], _Queue], context: SourceContext, now:
         "allocated_gpu_count": [q.allocated for q in items],
         "pending_count": [float(q.pending) for q in items],
         "pending_gpu_count": [q.pending_gpus for q in items],
-        "oldest_wait_seconds": [q.oldest for q in items],
+        "oldest_wait_seconds": [max(now.timestamp() - q.oldest, 0.0) if q.pending else 0.0 for q in items],
         "wait_p50_seconds": [_rank(q.waits, 0.5) for q in items],
         "wait_p95_seconds": [_rank(q.waits, 0.95) for q in items],
         "admitted_count": [float(len(q.waits)) for q in items],

@@ -86,8 +86,12 @@ def slice_matrix(table: SliceTable, numbers: Numbers) -> Floats:
     """Return slices x fields: the base's values, then what allocations and servers add where it has none."""
     matrix = numbers.take(table.base)[:, _SLICE_COLUMNS]
     for slices, rows in ((table.allocations, table.allocation_rows), (table.servers, table.server_rows)):
-        for n, values in zip(slices, numbers.take(rows)[:, _SLICE_COLUMNS], strict=True):
-            matrix[n] = np.where(np.isnan(matrix[n]), values, matrix[n])
+        values = numbers.take(rows)[:, _SLICE_COLUMNS]
+        if len(np.unique(slices)) == len(slices):
+            matrix[slices] = np.where(np.isnan(matrix[slices]), values, matrix[slices])
+            continue
+        for n, own in zip(slices, values, strict=True):
+            matrix[n] = np.where(np.isnan(matrix[n]), own, matrix[n])
     return matrix
 
 
@@ -120,7 +124,8 @@ def add_rows(batch: Batch, measurement: str, now_ms: int, tags: Mapping[str, lis
     if not len(matrix):
         return
     there = any_value(matrix.T)
-    columns = {name: matrix[:, n] for n, name in enumerate(MEASUREMENTS[measurement].field_names) if there[n]}
+    by_field = np.ascontiguousarray(matrix.T)
+    columns = {name: by_field[n] for n, name in enumerate(MEASUREMENTS[measurement].field_names) if there[n]}
     rows = make_rows(measurement, np.full(len(matrix), now_ms), tags, columns)
     known = batch.rows.get(measurement)
     batch.rows[measurement] = rows if known is None else pa.concat_tables([known, rows], promote_options="default")

@@ -110,7 +110,10 @@ class ScrapeSource:
         for target, (text, error) in zip(targets, texts, strict=True):
             body = None
             if not error:
-                body = self._parsers.setdefault(target.url, ExpositionParser()).parse(text)
+                parser = self._parsers.get(target.url)
+                if parser is None:
+                    parser = self._parsers[target.url] = ExpositionParser()
+                body = parser.parse(text)
             scrapes.append(Scrape(target, body, error))
         gone = self._parsers.keys() - {target.url for target in targets}
         for url in gone:

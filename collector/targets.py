@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,20 +12,27 @@ from numpy.typing import NDArray
 from collector.exposition import Series
 from collector.layout import NOWHERE
 from collector.readers import SeriesReader
+from collector.roster import merged
 from collector.settings import TargetSettings
 from collector.slots import Holder, Reading, Slot, World, XidReading, target_key
 
+Ints = NDArray[np.int64]
+Word = tuple[Hashable, ...]
+
 _SLACK = 1024
+_PLACE, _RANK, _OWN, _COPY = "place", "rank", "own", "copy"
 
 
 @dataclass(slots=True)
 class Arrangement:
-    """A target's present list of series, laid out.
+    """A list of series of a target, laid out: those of a scrape, and some that only others lack.
 
+    size: how many series there are.
     instances: card -> GPU instance -> profile; described: card -> what labels tell of it.
     samples, channels, cards: parallel; sample `samples[n]` feeds `channels[n]` and speaks of card number `cards[n]`.
     """
 
+    size: int
     samples: NDArray[np.int64]
     channels: NDArray[np.int64]
     cards: NDArray[np.int64]
@@ -49,18 +57,68 @@ class TargetState:
         self.key = target_key(target)
         self._reader = SeriesReader(target, world)
         self._slots: dict[Series, Slot] = {}
+        self._roster: list[Series] = []
+        self._places: dict[Series, int] = {}
+        self._layout: Arrangement | None = None
+        self._says: list[tuple[Word, ...]] = []
+        self._times_said: Counter[Word] = Counter()
+        self._ranks: dict[Hashable, set[int]] = {}
 
-    def arrange(self, series: Sequence[Series]) -> Arrangement:
-        """Lay out a list of series."""
+    def arrange(self, series: Sequence[Series]) -> tuple[Arrangement, Ints | None]:
+        """Lay out a list of series.
+
+        Exporters leave out a sample now and then. A list that lacks series of the layout keeps it, as long as others
+        say all that the missing ones would; it comes with the places of its series in the layout (None: all of them).
+        """
+        wanted = list(series)
+        if self._layout is None or wanted != self._roster:
+            places = self._fitting(wanted) if self._layout is not None else None
+            if self._layout is not None and places is not None:
+                return self._layout, places
+            self._layout = self._lay_out(merged(self._roster, wanted))
+        if wanted == self._roster:
+            return self._layout, None
+        places = self._fitting(wanted)
+        return (self._layout, places) if places is not None else (self._lay_out(wanted), None)
+
+    def series(self, place: int) -> Series:
+        """Return the series at a place of the present layout."""
+        return self._roster[place]
+
+    def _fitting(self, series: list[Series]) -> Ints | None:
+        """Return the series' places in the present layout; None where it does not hold for them."""
+        places = [self._places.get(one, -1) for one in series]
+        missing = self._places.keys() - series
+        # Nothing fits beside a series that stands twice.
+        if -1 in places or len(places) + len(missing) != len(self._roster):
+            return None
+        unsaid = Counter(word for one in missing for word in self._says[self._places[one]])
+        lost = [word for word, count in unsaid.items() if count == self._times_said[word]]
+        if any(self._matters(word, unsaid) for word in lost):
+            return None
+        return np.array(places, dtype=np.int64)
+
+    def _matters(self, word: Word, unsaid: Counter[Word]) -> bool:
+        """Say whether the layout is another one without this word."""
+        if word[0] == _COPY:
+            return False
+        if word[0] == _OWN:  # matters to copies that are still there
+            copy = (_COPY, *word[1:])
+            return unsaid[copy] < self._times_said[copy]
+        if word[0] == _RANK:
+            return len(self._ranks[word[1]]) > 1
+        return True
+
+    def _lay_out(self, roster: list[Series]) -> Arrangement:
         known = self._slots
         slots = []
-        for one in series:
+        for one in roster:
             slot = known.get(one)
             if slot is None:
                 slot = known[one] = self._reader.slot(one)
             slots.append(slot)
         if len(known) > 2 * len(slots) + _SLACK:
-            self._slots = dict(zip(series, slots, strict=True))
+            self._slots = dict(zip(roster, slots, strict=True))
         twice = _used_twice(slots)
         if twice:
             refused = sum(slot.uuid in twice for slot in slots)
@@ -69,7 +127,31 @@ class TargetState:
         if twice:
             result.rejects["one UUID for several cards"] = refused
         _collect(result, slots)
+        self._layout, self._roster = result, roster
+        self._places = {one: place for place, one in enumerate(roster)}
+        self._says = [((_PLACE, place),) if twice else _words(slot) for place, slot in enumerate(slots)]
+        self._ranks = {}
+        for part in (part for slot in slots for part in slot.parts):
+            self._ranks.setdefault(part.metric, set()).add(part.rank)
+        self._times_said = Counter(word for words in self._says for word in words)
         return result
+
+
+def _words(slot: Slot) -> tuple[Word, ...]:
+    """Return what a series says beside its number: nothing of it may be lost with a missing sample."""
+    words: list[Word] = [
+        ("card", slot.uuid, slot.index, slot.hostname, slot.described),
+        ("server", slot.server),
+        ("instance", slot.uuid, slot.instance, slot.profile),
+        ("holder", slot.holder),
+    ]
+    if slot.reject:
+        words.append(("refused", id(slot)))
+    for part in slot.parts:
+        words.append((_RANK, part.metric, part.rank))
+        if part.device_key is not None:
+            words.append((_COPY if part.labelled else _OWN, part.device_key))
+    return tuple(words)
 
 
 _NOTHING = Slot()
@@ -88,8 +170,10 @@ def _connect(slots: Sequence[Slot]) -> Arrangement:
                 ranks[part.metric] = min(part.rank, ranks.get(part.metric, part.rank))
                 if part.device_key is not None and not part.labelled:
                     own.add(part.device_key)
-        fed = [_all_channels(slot) if slot.plain else _chosen_channels(slot, ranks, own) for slot in slots]
+        told_apart = {uuid for uuid, _ in own}
+        fed = [_all_channels(slot) if slot.plain else _chosen_channels(slot, ranks, own, told_apart) for slot in slots]
     return Arrangement(
+        size=len(slots),
         samples=np.array([index for index, channels in enumerate(fed) for _ in channels], dtype=np.int64),
         channels=np.array([channel for channels in fed for channel in channels], dtype=np.int64),
         cards=np.array(
@@ -104,11 +188,19 @@ def _all_channels(slot: Slot) -> Sequence[int]:
     return [channel for part in slot.parts for channel in part.channels]
 
 
-def _chosen_channels(slot: Slot, ranks: Mapping[int, int], own: set[tuple[str, str]]) -> list[int]:
+def _chosen_channels(
+    slot: Slot, ranks: Mapping[int, int], own: set[tuple[str, str]], told_apart: set[str]
+) -> list[int]:
+    """Return the channels of one sample.
+
+    An exporter that writes a card's own series beside those of pods gives what a pod's processes use, where it has
+    that: such a value is no copy, even if the card's own was left out of this scrape.
+    """
     chosen: list[int] = []
     for part in slot.parts:
         if part.rank == ranks[part.metric]:
-            chosen += part.own if part.labelled and part.device_key in own else part.channels
+            to_pod = part.labelled and (part.device_key in own or (bool(part.own) and slot.uuid in told_apart))
+            chosen += part.own if to_pod else part.channels
     return chosen
 
 

@@ -16,7 +16,7 @@ from sample_data.cluster.exporters.servers import ServerExporter
 from sample_data.cluster.frames import Frames
 from sample_data.cluster.quirks import Outages
 from sample_data.cluster.readings import Instruments, Readings
-from sample_data.cluster.simulation import World
+from sample_data.cluster.simulation import Holder, World
 from sample_data.cluster.spec import ClusterSpec
 from sample_data.cluster.truth import Truth
 
@@ -39,6 +39,8 @@ class SimulatedCluster:
         self._kube = KubeExporter(self.world)
         self._servers = ServerExporter(self.world, self.instruments.edges.tolist())
         self._listed: tuple[int, list[tuple[TargetSettings, Callable[[], str | None]]]] = (-1, [])
+        self._by_url: dict[str, Callable[[], str | None]] = {}
+        self._pod_targets: dict[int, tuple[tuple[str, str, str], TargetSettings]] = {}
 
     @property
     def now(self) -> datetime:
@@ -74,7 +76,8 @@ class SimulatedCluster:
         Raises:
             UnreachableError: the target does not answer, or nobody is there.
         """
-        page = next((page for known, page in self._pages() if known.url == target.url), None)
+        self._pages()
+        page = self._by_url.get(target.url)
         text = page() if page is not None else None
         if text is None:
             raise UnreachableError("expected an exporter's answer, got none within the time limit")
@@ -97,16 +100,24 @@ class SimulatedCluster:
             )
         pages.append((TargetSettings(url="http://kube-state-metrics:8080/metrics"), self._kube.text))
         for i, holder in enumerate(world.holders):
-            s = self.spec.slices[i]
-            if holder is None or s.app == "none" or holder.started_minute > readings.minute:
+            if holder is None or self.spec.slices[i].app == "none" or holder.started_minute > readings.minute:
                 continue
+            pages.append((self._pod_target(i, holder), partial(self._pod, i, readings)))
+        self._listed = (world.minute, pages)
+        self._by_url = {target.url: page for target, page in reversed(pages)}
+        return pages
+
+    def _pod_target(self, index: int, holder: Holder) -> TargetSettings:
+        names = (holder.namespace, holder.pod, holder.container)
+        known = self._pod_targets.get(index)
+        if known is None or known[0] != names:
+            s = self.spec.slices[index]
             port = {"vllm": 8000, "triton": 8002, "trainer": 9102}[s.app]
             labels = {"namespace": holder.namespace, "pod": holder.pod, "container": holder.container}
             url = f"http://{holder.pod}.{holder.namespace}:{port}/metrics"
-            node = self.spec.cards[s.card].node
-            pages.append((TargetSettings(url=url, node=node, labels=labels), partial(self._pod, i, readings)))
-        self._listed = (world.minute, pages)
-        return pages
+            target = TargetSettings(url=url, node=self.spec.cards[s.card].node, labels=labels)
+            known = self._pod_targets[index] = (names, target)
+        return known[1]
 
     def _device(self, node: str, readings: Readings) -> str | None:
         return None if self.outages.node_down(node, readings.minute) else self._dcgm[node].text(readings)

@@ -131,6 +131,24 @@ def test_per_process_values_beside_the_devices_own_are_the_pods(cycles: Cycles) 
     assert cycles.frame("gpu").loc["GPU-0", "power_watts"] == 300.0
 
 
+def test_per_process_values_stay_the_pods_when_the_cards_own_is_missing_from_a_scrape(cycles: Cycles) -> None:
+    whole = shared_text(device=True)
+    for text in (whole, whole.removeprefix(dcgm("DCGM_FI_DEV_GPU_UTIL", 87)), whole):
+        cycles.poll(text)
+        assert list(cycles.frame("slice")["busy_ratio"]) == [0.52, 0.31]
+        card = cycles.frame("gpu").loc["GPU-0"]
+        assert card["power_watts"] == 300.0
+        assert card.get("busy_ratio", 0.87 if text is whole else None) == (0.87 if text is whole else None)
+
+
+def test_a_copied_value_stands_in_for_the_cards_own(cycles: Cycles) -> None:
+    whole = shared_text(device=True)
+    for text in (whole, whole.replace(dcgm("DCGM_FI_DEV_POWER_USAGE", 300), "", 1), whole):
+        cycles.poll(text)
+        assert cycles.frame("gpu").loc["GPU-0", "power_watts"] == 300.0
+        assert "power_watts" not in cycles.frame("slice").columns
+
+
 @pytest.mark.parametrize(("strategy", "kind"), [("mps", "mps"), ("time-slicing", "timeslice")])
 def test_the_nodes_label_says_how_cards_are_shared(cycles: Cycles, strategy: str, kind: str) -> None:
     pods: dict[str, dict[str, object]] = {"ns/a": {}, "ns/b": {}}

@@ -15,7 +15,8 @@ from collector.errors import ConfigurationError
 from collector.gpu_models import gpu_model, gpu_models, slice_share
 from collector.health import xid_severity
 from collector.kube import Pod, mig_profile, replica_ordinal, without_hashes
-from collector.latency import histogram_quantile, requests_for, requests_within
+from collector.latency import histogram_quantiles, requests_for
+from collector.latency import requests_within as requests_within_each
 from collector.mappings import MetricRow, builtin_exporters, mapping_table
 from collector.plugins import load_plugin, plugin_names
 from collector.schema import MEASUREMENTS
@@ -23,6 +24,14 @@ from collector.scrape import ScrapeSource
 from collector.settings import MappingSettings
 
 BOUNDS = [0.1, 0.5, 1.0, math.inf]
+
+
+def histogram_quantile(bounds: list[float], cumulative: list[float], quantile: float) -> float:
+    return float(histogram_quantiles(np.array([bounds]), np.array([cumulative]), [quantile])[0, 0])
+
+
+def requests_within(bounds: list[float], cumulative: list[float], limit: float) -> float:
+    return float(requests_within_each(np.array([bounds]), np.array([cumulative]), np.array([limit]))[0])
 
 
 def histograms() -> st.SearchStrategy[list[float]]:
@@ -85,7 +94,7 @@ def test_a_looser_bound_never_has_fewer_requests(cumulative: list[float], one: f
 
 
 def test_edges_of_histograms() -> None:
-    assert math.isnan(histogram_quantile([], [], 0.5))
+    assert math.isnan(histogram_quantile(BOUNDS, [0, 0, 0, 0], 0.5))
     assert histogram_quantile(BOUNDS, [0, 0, 20, 20], 0.5) == pytest.approx(0.75)
     assert histogram_quantile([0.5], [100.0], 0.5) == pytest.approx(0.25)
     assert requests_within([0.5, 1.0], [10.0, 20.0], 3.0) == 20.0
