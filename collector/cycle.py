@@ -150,7 +150,9 @@ def lay_out(
     )
 
 
-def evaluate(plan: Plan, registry: Registry, raw: Floats, came: Bools, now_ms: int, interval_seconds: float) -> Numbers:
+def evaluate(
+    plan: Plan, registry: Registry, raw: Floats, came: Bools, *, now_ms: int, interval_seconds: float
+) -> Numbers:
     """Return the numbers of one cycle; counters move on.
 
     Args:
