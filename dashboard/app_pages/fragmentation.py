@@ -19,6 +19,7 @@ if seen is not None:
     ledger = loaders.ledger(span)
     queues = loaders.queues(seen)
     pieces = fragmentation.free_pieces(seen, cards, holdings)
+    cut = fragmentation.cut_cards(seen, cards, holdings, facts)
     share = fragmentation.fleet_shares(ledger)
     with st.container(horizontal=True):
         st.metric(
@@ -38,6 +39,13 @@ if seen is not None:
             width=168,
             help="The largest free share of one card that is not cut.",
         )
+        st.metric(
+            "Largest instance",
+            fragmentation.largest_instance(cut) or NO_DATA,
+            border=True,
+            width=168,
+            help="The largest MIG instance that still fits on a card that is cut.",
+        )
         waiting = queues["pending_count"].sum(min_count=1)
         st.metric("Requests waiting", number(waiting), border=True, width=168, help="In all queues, now.")
     found = claims.of("TT2")
@@ -53,7 +61,6 @@ if seen is not None:
             st.caption(f"Could be wrong: {escaped(finding.risk)} · confidence {percent(finding.confidence)}")
             if finding.evidence.get("demand") and finding.code == "TT211":
                 st.dataframe(fragmentation.demand_table(finding.evidence), hide_index=True)
-    cut = fragmentation.cut_cards(seen, cards, holdings, facts)
     drawn = [c for c in cut if c.layout is not None]
     st.subheader("Cards that are cut (MIG)", anchor=False)
     if not cut:
@@ -80,25 +87,22 @@ if seen is not None:
     left, right = st.columns(2, gap="large")
     with left:
         st.subheader("Free share of cards that are not cut, now", anchor=False)
-        if pieces.empty:
-            page.empty("Every card is cut.", icon=":material/info:")
+        open_ones = pieces[pieces["free"] > 0]
+        if open_ones.empty:
+            page.empty("No share is free on any of them.", icon=":material/info:")
         else:
-            known = pieces.assign(free=100 * pieces["free"])
-            st.echarts_chart(
-                charts.bars(
-                    known.rename(columns={"free": "free, in one piece"}), "card", {"free, in one piece": "#4a8fe0"}
-                ),
-                height=90 + 22 * len(known),
-                alt="Free share of each card",
-            )
-            unknown = pieces[pieces["free"].isna()]["card"]
-            if len(unknown):
-                st.caption(f"{NO_DATA} for {plural(len(unknown), 'card')}: a holder's quota is not told.")
+            bars = open_ones.assign(**{"free, in one piece": 100 * open_ones["free"]})
+            option = charts.bars(bars, "card", {"free, in one piece": "#4a8fe0"})
+            st.echarts_chart(option, height=90 + 22 * len(bars), alt="Free share of each card")
+        unknown = pieces[pieces["free"].isna()]
+        if len(unknown):
+            st.caption(f"{NO_DATA} for {plural(len(unknown), 'card')}: a holder's quota is not told.")
     with right:
         st.subheader("Held by nobody, over the range", anchor=False)
         idle = fragmentation.idle_capacity(ledger, names)
-        st.echarts_chart(
-            charts.bars(idle, "card", {"free": "#a9b4c0", "stranded": "#8b5cf6"}, stacked=True),
-            height=90 + 22 * len(idle),
-            alt="Free and stranded part of each card",
-        )
+        idle = idle[(idle["free"] > 0) | (idle["stranded"] > 0)]
+        if idle.empty:
+            page.empty("Every share of every card was held all the time.", icon=":material/info:")
+        else:
+            option = charts.bars(idle, "card", {"free": "#a9b4c0", "stranded": "#8b5cf6"}, stacked=True)
+            st.echarts_chart(option, height=90 + 22 * len(idle), alt="Free and stranded part of each card")

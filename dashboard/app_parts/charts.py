@@ -13,6 +13,7 @@ from dashboard.views.fleet import NO_SAMPLE, Heat
 from dashboard.views.palette import HEAT, HEAT_DARK, LEDGER, NO_DATA, NO_DATA_DARK
 
 _GRID = {"left": 8, "right": 16, "top": 36, "bottom": 8, "containLabel": True}
+_LEGEND = {"type": "scroll", "top": 0, "left": 0, "icon": "roundRect"}
 _SMALL = {"fontSize": 12, "fontWeight": "normal"}
 _PERCENT_AXIS = {"type": "value", "min": 0, "axisLabel": {"formatter": "{value} %"}}
 
@@ -31,7 +32,7 @@ def lines(
     axis = {"type": "value", "min": 0, "axisLabel": {"formatter": f"{{value}} {unit}".strip()}}
     return {
         "grid": _GRID,
-        "legend": {"top": 0, "left": 0, "icon": "roundRect"},
+        "legend": _LEGEND,
         "tooltip": {"trigger": "axis", "valueFormatter": f"%.3g {unit}".replace(" %", " %%").strip()},
         "dataset": {"source": table},
         "xAxis": {"type": "time"},
@@ -117,7 +118,7 @@ def bars(table: pd.DataFrame, label: str, series: dict[str, str], *, stacked: bo
     """Draw percent of something whole as lying bars: a row of `table` a bar, `series` column -> colour."""
     return {
         "grid": {**_GRID, "top": 28},
-        "legend": {"top": 0, "left": 0, "icon": "roundRect"},
+        "legend": _LEGEND,
         "tooltip": {"trigger": "axis", "axisPointer": {"type": "shadow"}, "valueFormatter": "%.1f %%"},
         "dataset": {"source": table[[label, *series]]},
         "xAxis": {**_PERCENT_AXIS, "max": 100},
@@ -274,7 +275,7 @@ def quantile_bands(table: pd.DataFrame, unit: str, made_at: datetime) -> dict[st
             {**common, **hidden, "name": "from", "stack": "band", "encode": {"x": "time", "y": "q0.1"}},
             {
                 **common,
-                "name": "8 of 10 times within",
+                "name": "80 % band",
                 "stack": "band",
                 "encode": {"x": "time", "y": "band"},
                 "itemStyle": {"color": "#4a8fe0"},
@@ -288,7 +289,7 @@ def quantile_bands(table: pd.DataFrame, unit: str, made_at: datetime) -> dict[st
         series.append(
             {
                 **common,
-                "name": "97.5 % of the time below",
+                "name": "97.5 % below",
                 "encode": {"x": "time", "y": "q0.975"},
                 "itemStyle": {"color": "#d9772b"},
                 "lineStyle": {"type": "dashed", "width": 1.5},
@@ -296,12 +297,7 @@ def quantile_bands(table: pd.DataFrame, unit: str, made_at: datetime) -> dict[st
         )
     return {
         "grid": _GRID,
-        "legend": {
-            "top": 0,
-            "left": 0,
-            "icon": "roundRect",
-            "data": [s["name"] for s in series if s["name"] != "from"],
-        },
+        "legend": {**_LEGEND, "data": [s["name"] for s in series if s["name"] != "from"]},
         "tooltip": {"trigger": "axis", "valueFormatter": f"%.3g {unit}"},
         "dataset": {"source": data},
         "xAxis": {"type": "time"},

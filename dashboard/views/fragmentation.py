@@ -22,7 +22,7 @@ from dashboard.views.palette import tenant_colours
 from dashboard.views.reading import Look
 from dashboard.views.text import percent
 
-_NOTHING = "nothing"
+NOTHING = "nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,14 @@ def cut_cards(look: Look, cards: pd.DataFrame, holdings: pd.DataFrame, facts: pd
     return found
 
 
+def largest_instance(cut: Sequence[CutCard]) -> str:
+    """Return the profile with most compute slices that still fits on some card; empty: no card's layout is known."""
+    fitting = {card.largest for card in cut if card.layout is not None}
+    return max(
+        fitting - {NOTHING}, key=lambda name: (int(name.split("g")[0]), name), default=NOTHING if fitting else ""
+    )
+
+
 def _cut(
     card: Mapping[Any, Any],
     own: pd.DataFrame,
@@ -72,7 +80,7 @@ def _cut(
     if placed is None:
         return CutCard(name, None, "", 0, "these instances cannot lie together on the board that its model names")
     measured = measure(board, placed)
-    largest = measured.largest_placeable or _NOTHING
+    largest = measured.largest_placeable or NOTHING
     free = measured.free_memory_slices
     words = f"{free} of {board.memory_slices} memory slices free, {measured.stranded_memory_slices} stranded"
     layout = svg.Layout(

@@ -562,6 +562,14 @@ def test_told_placements_are_drawn_where_they_are() -> None:
     ET.fromstring(svg.layouts([card.layout], svg.LIGHT))  # noqa: S314  well-formed
 
 
+def test_the_largest_instance_that_fits_anywhere() -> None:
+    full = _mig([(f"gi{i}", "1g.10gb", "shop") for i in range(7)])
+    roomy = _mig([("gi1", "1g.10gb", "shop")], {"gi1": 6})
+    assert fragmentation.largest_instance(full) == "nothing"
+    assert fragmentation.largest_instance(full + roomy) == "4g.40gb"
+    assert fragmentation.largest_instance([]) == ""
+
+
 def test_an_impossible_layout_is_said() -> None:
     (card,) = _mig([("gi1", "3g.40gb", "shop"), ("gi2", "3g.40gb", "shop")], {"gi1": 0, "gi2": 0})
     assert card.layout is None
