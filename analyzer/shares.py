@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from analyzer.attribution import attribute
 from analyzer.facts import Key, Request, hardware_facts, hardware_spans, requests, to_float, value_at
 from analyzer.mig import board_of
 from analyzer.protocols import Partition
@@ -184,18 +185,12 @@ class Card:
 
         The sum over holdings is at most 1.
         """
-        used = self._own_use()
-        weights = self._weights()
-        divided = self.alive & ~self.measured
-        rest = self.activity - np.where(self.measured & ~np.isnan(used), used, 0.0).sum(axis=1)
-        total = np.where(divided & ~np.isnan(weights), weights, 0.0).sum(axis=1)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            to_card = np.where(total > 0, np.clip(rest, 0.0, None) / total, 0.0)
-        to_card = np.where(np.isnan(self.activity), 1.0, to_card)
-        used = np.where(divided, weights * to_card[:, None], used)
+        own = np.where(self.alive & self.measured, self._own_use(), np.nan)
+        weights = np.where(self.alive & ~self.measured, self._weights(), np.nan)
+        moments = np.repeat(np.arange(self.intervals), len(self.holdings))
+        used = attribute(own.ravel(), weights.ravel(), moments, self.activity).reshape(own.shape)
         used[~self.alive] = 0.0
-        sums = np.nansum(used, axis=1)
-        return np.asarray(used / np.maximum(sums, 1.0)[:, None])
+        return used
 
     @cached_property
     def unattributed(self) -> Vector:
