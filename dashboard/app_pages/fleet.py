@@ -13,6 +13,7 @@ from dashboard.app_parts import charts, loaders, page
 from dashboard.views import fleet, palette
 from dashboard.views.findings import Claims
 from dashboard.views.holders import read_kept
+from dashboard.views.names import card_names
 from dashboard.views.palette import LEDGER, LEVELS, tenant_colours
 from dashboard.views.reading import Look
 from dashboard.views.text import escaped, number, percent
@@ -140,6 +141,7 @@ if seen is not None:
         changes=loaders.changes(),
         pause=loaders.pause(),
         now=loaders.present(),
+        names=card_names(loaders.facts(seen.window)),
     )
     _status(problems, claims)
     ledger = loaders.ledger(span)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from analyzer.facts import hardware_facts
-from analyzer.findings import Finding, Verdict
+from analyzer.findings import Finding, Role, Verdict
 from analyzer.ledger import LEVEL_1, LEVEL_2, Ledger
 from collector.protocols import StoreReader
 from collector.schema import NOBODY, UNKNOWN
@@ -21,6 +23,7 @@ from collector.window import Window
 from dashboard.cli.output import clean as printable
 from dashboard.views import svg
 from dashboard.views.findings import effect_size
+from dashboard.views.names import CardNames, named
 from dashboard.views.palette import tenant_colours
 from dashboard.views.reading import Look, bucket
 from dashboard.views.text import percent, plural, seconds, stamp
@@ -31,6 +34,7 @@ Level = Literal["critical", "warning", "info"]
 NO_SAMPLE = 255
 NOW = timedelta(minutes=15)
 _SILENT_INTERVALS = 3
+_GRAVEST = ("TT604", "TT602", "TT601")
 _MISSED_INTERVALS = 0.5  # of the intervals since NOW
 
 TERM_TEXT = {
@@ -68,6 +72,7 @@ def problems(
     changes: Sequence[GroupRecord],
     pause: Pause,
     now: datetime | None = None,
+    names: CardNames = MappingProxyType({}),
 ) -> list[Problem]:
     """Return what is wrong now, worst first.
 
@@ -80,8 +85,11 @@ def problems(
         changes: newest groups.
         pause: the kill switch.
         now: the present, where rows are expected to keep coming.
+        names: of the cards.
     """
-    found = [*_stopped(look, now), *_silent(look, cards), *_sick(findings), *_missed(holdings), *_open_claims(findings)]
+    sick = _sick(findings, names)
+    found = [*_stopped(look, now), *sick.values(), *_silent(look, cards, sick), *_missed(holdings)]
+    found += _open_claims(findings)
     found += [*_queues(queues), *_changes(changes)]
     if not pause.allows_new:
         found.append(Problem("warning", f"The tuner is {pause}", "changes"))
@@ -97,12 +105,13 @@ def _stopped(look: Look, now: datetime | None) -> list[Problem]:
     return [Problem("critical", words, "fleet")]
 
 
-def _silent(look: Look, cards: pd.DataFrame) -> list[Problem]:
+def _silent(look: Look, cards: pd.DataFrame, told: Collection[str]) -> list[Problem]:
     late = look.newest - timedelta(seconds=_SILENT_INTERVALS * look.interval_seconds)
     gone = cards[cards["last_seen"].isna() | (cards["last_seen"] < late)]
     return [
         Problem("critical", f"{card_name(row)} sends nothing{_since(row['last_seen'])}", "slices")
         for row in gone.to_dict("records")
+        if row["gpu"] not in told
     ]
 
 
@@ -110,12 +119,18 @@ def _since(last: Any) -> str:
     return "" if pd.isna(last) else f" since {stamp(last.to_pydatetime())}"
 
 
-def _sick(findings: Sequence[Finding]) -> list[Problem]:
-    return [
-        Problem("critical", f.claim, "fleet")
-        for f in findings
-        if f.code in ("TT601", "TT602", "TT604") and f.verdict is Verdict.HOLDS
-    ]
+def _sick(findings: Sequence[Finding], names: CardNames) -> dict[str, Problem]:
+    """Return card -> one problem, from the gravest of its findings."""
+    by_card: dict[str, list[Finding]] = defaultdict(list)
+    for finding in findings:
+        if finding.code in _GRAVEST and finding.verdict is Verdict.HOLDS:
+            by_card[finding.subject(Role.SUBJECT).gpu].append(finding)
+    found = {}
+    for gpu, own in by_card.items():
+        worst = min(own, key=lambda f: (_GRAVEST.index(f.code), -f.confidence, f.id))
+        more = f" (and {plural(len(own) - 1, 'more finding')} about it)" if len(own) > 1 else ""
+        found[gpu] = Problem("critical", named(worst.claim, names) + more, "slices")
+    return found
 
 
 def _missed(holdings: pd.DataFrame) -> list[Problem]:

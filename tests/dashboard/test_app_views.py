@@ -303,10 +303,17 @@ def test_findings_pauses_and_blocked_rollbacks_are_problems(store: FrameStore, s
     texts = [p.text for p in found]
     assert "2 pairs of slices in conflict, the worst is 40 % slower" in texts
     assert "GPU-a shows XID 79" in texts
+    assert "n GPU 0 sends nothing" not in texts  # said once, in the words of the analysis
     assert "The tuner is paused (freeze_all) by ann: storm" in texts
     assert "1 change could not be undone: a person must look" in texts
     assert "1 recommendation waiting for an answer" in texts
     assert [p.level for p in found] == sorted((p.level for p in found), key=["critical", "warning", "info"].index)
+
+
+def test_findings_about_one_card_are_one_problem(store: FrameStore, seen: reading.Look) -> None:
+    lost = replace(_health(), id="x", code="TT604", claim="GPU-a on n is gone")
+    found = _problems(store, seen, findings=(_health(), lost), names=NAMES)
+    assert [p.text for p in found if "n GPU 0" in p.text] == ["n GPU 0 is gone (and 1 more finding about it)"]
 
 
 def test_a_picture_that_stands_still_is_told(store: FrameStore, seen: reading.Look) -> None:
