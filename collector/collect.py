@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -13,9 +13,13 @@ from typing import Any, Protocol, runtime_checkable
 
 import orjson
 
-from collector.clock import Clock
+from collector.assemble import Assembler, Scrape
+from collector.batch import Batch
+from collector.clock import Clock, grid_floor
 from collector.errors import UnreachableError
+from collector.plugins import SourceContext
 from collector.protocols import Source, Store
+from collector.slots import target_key
 
 _LOG = logging.getLogger(__name__)
 
@@ -30,6 +34,24 @@ class Resumable(Protocol):
 
     def import_state(self, state: Mapping[str, Any]) -> None:
         """Go on from them."""
+        ...
+
+
+@runtime_checkable
+class Gathering(Protocol):
+    """A source that can say what its targets said: what several such sources gather becomes rows together.
+
+    One target tells of cards and another one of the pods on them, whichever table each stands in.
+    """
+
+    assembler: Assembler
+
+    def gather(self, now: datetime) -> list[Scrape]:
+        """Read all targets.
+
+        Raises:
+            UnreachableError: nothing at all could be read.
+        """
         ...
 
 
@@ -48,7 +70,7 @@ class Collector:
     """Polls sources and writes what they give.
 
     Args:
-        sources: where rows come from.
+        sources: where rows come from; those that gather under one configuration share one assembler.
         store: where they are kept.
         clock: time.
         interval_seconds: length of a cycle.
@@ -69,23 +91,20 @@ class Collector:
         self._clock = clock
         self._interval = interval_seconds
         self._state_path = state_path
+        self._assemblers: dict[SourceContext, Assembler] = {}
+        for source in self._sources:
+            if isinstance(source, Gathering):
+                self._assemblers.setdefault(source.assembler.context, source.assembler)
         self._load_state()
 
     def run_once(self, now: datetime) -> CycleReport:
-        """Poll each source once and write its batch; a source that fails does not hold up the others.
+        """Poll each source once and write what they give; a source that fails does not hold up the others.
 
         Raises:
             UnreachableError: the store cannot be written, or no source at all could be read.
         """
         report = CycleReport(now)
-        for source in self._sources:
-            try:
-                batch = source.poll(now)
-            except UnreachableError as error:
-                name = source.describe().name
-                report.failures[name] = str(error)
-                _LOG.warning("source %s: %s", name, error)
-                continue
+        for batch in self._read(now, report):
             self._store.write(batch)
             report.rows += batch.row_count
             report.rejects += sum(reject.count for reject in batch.rejects)
@@ -114,6 +133,24 @@ class Collector:
                 break
         return cycles
 
+    def _read(self, now: datetime, report: CycleReport) -> Iterator[Batch]:
+        """Yield a batch of each source that makes its own, then one of all that was gathered."""
+        gathered: dict[SourceContext, dict[str, Scrape]] = {}
+        for source in self._sources:
+            try:
+                if isinstance(source, Gathering):
+                    scrapes = source.gather(now)
+                    _add(gathered.setdefault(source.assembler.context, {}), scrapes)
+                else:
+                    yield source.poll(now)
+            except UnreachableError as error:
+                name = source.describe().name
+                report.failures[name] = str(error)
+                _LOG.warning("source %s: %s", name, error)
+        for context, said in gathered.items():
+            instant = grid_floor(now, context.interval_seconds)
+            yield self._assemblers[context].assemble(instant, list(said.values()))
+
     def _until_next(self) -> float:
         """Return seconds until the grid's next instant."""
         seconds = self._clock.now().timestamp()
@@ -127,17 +164,35 @@ class Collector:
         except orjson.JSONDecodeError:
             _LOG.warning("%s: expected JSON, got something else; counters begin anew", self._state_path)
             return
-        for source in self._sources:
-            if isinstance(source, Resumable):
-                source.import_state(saved.get(source.describe().name, {}))
+        for names, keeper in self._keepers():
+            for name in names:
+                keeper.import_state(saved.get(name, {}))
 
     def _save_state(self) -> None:
         if self._state_path is None:
             return
-        state = {
-            source.describe().name: source.export_state() for source in self._sources if isinstance(source, Resumable)
-        }
+        state = {names[0]: keeper.export_state() for names, keeper in self._keepers()}
         self._state_path.parent.mkdir(parents=True, exist_ok=True)
         beside = self._state_path.with_suffix(".new")
         beside.write_bytes(orjson.dumps(state, option=orjson.OPT_SERIALIZE_NUMPY))
         beside.replace(self._state_path)
+
+    def _keepers(self) -> list[tuple[list[str], Resumable]]:
+        """Return what must be remembered, each with the names of its sources."""
+        shared: dict[SourceContext, list[str]] = {}
+        keepers: list[tuple[list[str], Resumable]] = []
+        for source in self._sources:
+            name = source.describe().name
+            if isinstance(source, Gathering):
+                shared.setdefault(source.assembler.context, []).append(name)
+            elif isinstance(source, Resumable):
+                keepers.append(([name], source))
+        return keepers + [(names, self._assemblers[context]) for context, names in shared.items()]
+
+
+def _add(known: dict[str, Scrape], scrapes: Sequence[Scrape]) -> None:
+    """Add what targets said; of one that two sources read, as from two replicas of a Prometheus, an answer counts."""
+    for scrape in scrapes:
+        key = target_key(scrape.target)
+        if key not in known or known[key].body is None:
+            known[key] = scrape

@@ -71,7 +71,7 @@ class PrometheusSource:
         ConfigurationError: no address is given, or it is not HTTP.
     """
 
-    def __init__(self, settings: SourceSettings, context: SourceContext, *, assembler: Assembler | None = None) -> None:
+    def __init__(self, settings: SourceSettings, context: SourceContext) -> None:
         if not settings.url.startswith(("http://", "https://")):
             raise ConfigurationError(
                 f'source "prometheus": expected an address such as http://prometheus:9090, got {settings.url!r}'
@@ -92,12 +92,20 @@ class PrometheusSource:
             retry=retry,
             timeout=math.ceil(settings.timeout_seconds),
         )
-        self._assembler = Assembler(context) if assembler is None else assembler
+        self.assembler = Assembler(context)
         self._interned = _Interned()
         self._names: tuple[str, ...] | None = None
         self._polls = 0
 
     def poll(self, now: datetime) -> Batch:
+        """Make rows of the newest sample of each series, as `gather` reads them.
+
+        Raises:
+            UnreachableError: the server does not answer, or answers with an error.
+        """
+        return self.assembler.assemble(grid_floor(now, self._context.interval_seconds), self.gather(now))
+
+    def gather(self, now: datetime) -> list[Scrape]:
         """Read the newest sample of each series; one older than two intervals is stale and counts as absent.
 
         Raises:
@@ -106,10 +114,9 @@ class PrometheusSource:
         if self._names is None or self._polls % _REDISCOVER_POLLS == 0:
             self._names = self.discover()
         self._polls += 1
-        grid = grid_floor(now, self._context.interval_seconds)
         oldest = now - timedelta(seconds=2 * self._context.interval_seconds)
         found = self._samples(oldest, now + timedelta(milliseconds=1), (*self._names, "up"))
-        return self._assembler.assemble(grid, _newest(found, now))
+        return _newest(found, now)
 
     def backfill(self, start: datetime, end: datetime) -> Iterator[Batch]:
         """Yield a batch for each instant of the grid in [start, end), oldest first, an hour of samples in memory.
@@ -152,16 +159,16 @@ class PrometheusSource:
             there = self._connection.all_metrics()
         except (requests.RequestException, PrometheusApiClientException) as error:
             raise UnreachableError(f"{self._url}: expected metric names, got {_text(error)}") from error
-        known = set(self._assembler.metric_names)
+        known = set(self.assembler.metric_names)
         return tuple(sorted(name for name in there if name in known))
 
     def export_state(self) -> dict[str, Any]:
         """Return what a later start needs to go on."""
-        return self._assembler.export_state()
+        return self.assembler.export_state()
 
     def import_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `export_state` returned."""
-        self._assembler.import_state(state)
+        self.assembler.import_state(state)
 
     def close(self) -> None:
         """Close the connection."""

@@ -80,7 +80,6 @@ class ScrapeSource:
         *,
         fetch: Fetch | None = None,
         discover: Discover | None = None,
-        assembler: Assembler | None = None,
     ) -> None:
         if discover is None and not settings.targets:
             raise ConfigurationError(
@@ -96,14 +95,15 @@ class ScrapeSource:
         fixed = tuple(TargetSettings(url=url) for url in settings.targets)
         self._discover: Discover = (lambda: fixed) if discover is None else discover
         self._parsers: dict[str, ExpositionParser] = {}
-        self._assembler = Assembler(context) if assembler is None else assembler
+        self.assembler = Assembler(context)
 
     def poll(self, now: datetime) -> Batch:
-        """Scrape all targets; rows stand on the cycle's grid.
+        """Scrape all targets; rows stand on the cycle's grid. A target that does not answer is an event."""
+        return self.assembler.assemble(grid_floor(now, self._context.interval_seconds), self.gather(now))
 
-        Raises:
-            UnreachableError: there are targets, and none of them answered.
-        """
+    def gather(self, now: datetime) -> list[Scrape]:
+        """Scrape all targets."""
+        del now
         targets = list(self._discover())
         texts = list(self._pool.map(self._get, targets) if self._pool else map(self._get, targets))
         scrapes = []
@@ -118,7 +118,7 @@ class ScrapeSource:
         gone = self._parsers.keys() - {target.url for target in targets}
         for url in gone:
             del self._parsers[url]
-        return self._assembler.assemble(grid_floor(now, self._context.interval_seconds), scrapes)
+        return scrapes
 
     def backfill(self, start: datetime, end: datetime) -> Iterator[Batch]:
         """Yield nothing: an exporter has no past."""
@@ -136,11 +136,11 @@ class ScrapeSource:
 
     def export_state(self) -> dict[str, Any]:
         """Return what a later start needs to go on."""
-        return self._assembler.export_state()
+        return self.assembler.export_state()
 
     def import_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `export_state` returned."""
-        self._assembler.import_state(state)
+        self.assembler.import_state(state)
 
     def close(self) -> None:
         """Release threads and connections."""

@@ -68,6 +68,22 @@ def test_what_is_configured_is_collected(trimtab: Callable[..., Ran], exporters:
     assert "ocr" in set(frame["workload"])
 
 
+@pytest.mark.parametrize("order", [("dcgm", "kube"), ("kube", "dcgm")])
+def test_exporters_in_tables_of_their_own_are_joined(
+    trimtab: Callable[..., Ran], exporters: Exporters, elsewhere: Path, order: tuple[str, str]
+) -> None:
+    tables = [f'[[source]]\nname = "{path}"\ntargets = ["{exporters.url(path)}"]\n' for path in order]
+    (elsewhere / "trimtab.toml").write_text("".join(tables))
+    assert trimtab("collect", "--once", "--now", "2026-01-05T00:00:00Z").code == 0
+    store = EmbeddedStore(StoreSettings(), read_only=True)
+    span = store.span("slice")
+    assert span is not None
+    frame = store.read("slice", span)
+    store.close()
+    assert "ocr" in set(frame["workload"])
+    assert not frame.duplicated(["time", "gpu", "slice"]).any()
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "expected"),
     [
