@@ -77,7 +77,8 @@ class TargetWatch:
                     report.reject(report.target(target), "", "empty body")
         up = not reason
         if memory.up is not False and not up:
-            report.event(report.target(target), "target_down", Severity.ERROR, f"{target.url}: {reason}")
+            message = f"{target.url}: {reason.removeprefix(f'{target.url}: ')}"
+            report.event(report.target(target), "target_down", Severity.ERROR, message)
         if memory.up is False and up:
             report.event(report.target(target), "target_up", Severity.INFO, f"{target.url} answers again")
         memory.up = up

@@ -94,6 +94,7 @@ def test_targets_that_fail_stand_apart(exporters: Exporters) -> None:
     assert len(messages) == 2
     assert "expected HTTP 200, got 500" in messages[0]
     assert "no answer in time" in messages[1]
+    assert [message.count(exporters.url) for message in messages] == [1, 1]
     source.close()
 
 
