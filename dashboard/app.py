@@ -6,11 +6,14 @@ from pathlib import Path
 
 import streamlit as st
 
+from collector.errors import TrimtabError
+from dashboard.views.text import escaped
+
 HERE = Path(__file__).parent
 
 st.set_page_config(page_title="Trimtab", page_icon=str(HERE / "icon.svg"), layout="wide")
 st.logo(str(HERE / "logo.svg"), icon_image=str(HERE / "icon.svg"), size="large")
-st.navigation(
+page = st.navigation(
     {
         "What is": [
             st.Page(
@@ -62,4 +65,8 @@ st.navigation(
             ),
         ],
     }
-).run()
+)
+try:
+    page.run()
+except TrimtabError as error:  # a configuration, store or state that cannot be read: one line, as in the terminal
+    st.error(escaped(str(error)), icon=":material/error:")

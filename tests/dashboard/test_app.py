@@ -197,6 +197,15 @@ def test_without_rows_a_page_says_what_to_do(elsewhere: Path, name: str) -> None
     assert "0 %" not in words
 
 
+def test_a_configuration_that_is_wrong_is_one_line(elsewhere: Path) -> None:
+    config = elsewhere / "trimtab.toml"
+    config.write_text("[stoer]\npath = 'x'\n", encoding="utf-8")
+    app = open_page("fleet")
+    assert not app.exception
+    assert len(app.error) == 1
+    assert "stoer" in said(app)
+
+
 @pytest.mark.parametrize("name", ["fleet", "slices", "contention", "fragmentation", "forecast"])
 def test_hostile_names_are_shown_and_never_marked_up(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,10 +40,13 @@ def address(app_world: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    sync_api = pytest.importorskip("playwright.sync_api")
+    if find_spec("playwright") is None:
+        _missing("playwright is not installed")
     if not CHROMIUM.exists():
         _missing(f"there is no Chromium at {CHROMIUM} (set TRIMTAB_CHROMIUM)")
-    with sync_api.sync_playwright() as playwright:
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415
+
+    with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=str(CHROMIUM), args=_ARGUMENTS)
         yield chromium
         chromium.close()
