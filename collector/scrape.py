@@ -85,15 +85,14 @@ class ScrapeSource:
             raise ConfigurationError(
                 'source "scrape": expected targets such as ["http://node1:9400/metrics"], got none'
             )
-        wrong = [url for url in settings.targets if not url.startswith(("http://", "https://"))]
+        wrong = [target.url for target in settings.targets if not target.url.startswith(("http://", "https://"))]
         if wrong and fetch is None:
             raise ConfigurationError(f'source "scrape": expected http:// or https:// addresses, got {wrong[0]!r}')
         self._settings = settings
         self._context = context
         self._fetch: Fetch = HttpFetch(settings) if fetch is None else fetch
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="scrape") if fetch is None else None
-        fixed = tuple(TargetSettings(url=url) for url in settings.targets)
-        self._discover: Discover = (lambda: fixed) if discover is None else discover
+        self._discover: Discover = (lambda: settings.targets) if discover is None else discover
         self._parsers: dict[str, ExpositionParser] = {}
         self.assembler = Assembler(context)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 
 class Section(BaseModel):
@@ -22,11 +22,22 @@ class ClusterSettings(Section):
 
 
 class TargetSettings(Section):
-    """One exporter to scrape, with the labels that service discovery would have added."""
+    """One exporter to scrape, with the labels that service discovery would have added; an address alone will do."""
 
     url: str = Field(description="address of the exporter, such as http://node1:9400/metrics")
     node: str = Field("", description="node that it speaks of; empty: taken from its labels or its host name")
-    labels: dict[str, str] = Field(default_factory=dict, description="added to each sample: namespace, pod, container")
+    labels: dict[str, str] = Field(
+        default_factory=dict, description="added to each sample: namespace, pod, container of a server or a trainer"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _address(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"url": value}
+        if isinstance(value, dict | TargetSettings):
+            return value
+        raise ValueError(f"expected an address or a table with `url`, got {value!r}")
 
 
 class SourceSettings(Section):
@@ -34,8 +45,9 @@ class SourceSettings(Section):
 
     kind: str = Field("scrape", description="plug-in name: scrape, prometheus, or one found by entry point")
     name: str = Field("", description="a name for logs and doctor; the kind when empty")
-    targets: tuple[str, ...] = Field(
-        (), description="scrape: addresses of exporters, such as http://node1:9400/metrics"
+    targets: tuple[TargetSettings, ...] = Field(
+        (),
+        description="scrape: exporters, each an address (http://node1:9400/metrics) or a table `[[source.targets]]`",
     )
     url: str = Field("", description="prometheus: base address of the server")
     timeout_seconds: float = Field(10.0, gt=0, description="limit for one request, in seconds")

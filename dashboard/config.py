@@ -182,7 +182,7 @@ def leaves(value: Any, at: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
     if isinstance(value, dict) and value:
         for key, item in value.items():
             yield from leaves(item, (*at, key))
-    elif isinstance(value, list | tuple) and value and all(isinstance(item, dict | BaseModel) for item in value):
+    elif isinstance(value, list | tuple) and value and any(isinstance(item, dict | BaseModel) for item in value):
         for index, item in enumerate(value):
             yield from leaves(item, (*at, index))
     elif at:

@@ -52,7 +52,7 @@ def _sources(settings: Settings) -> Iterator[Problem]:
             yield Problem(place, "expected `url`, the base address of the Prometheus server; add it")
         elif source.kind == "scrape" and not source.targets:
             yield Problem(place, "expected `targets`, the addresses of the exporters; add at least one")
-        for address in (*source.targets, *([source.url] if source.url else [])):
+        for address in (*(target.url for target in source.targets), *([source.url] if source.url else [])):
             if not address.startswith(("http://", "https://")):
                 yield Problem(place, f"expected an address that starts with http:// or https://, got {address!r}")
 

@@ -22,7 +22,10 @@ from dashboard.config_errors import model_within
 # What the example shows for keys whose default says little, or that have none.
 SHOWN: dict[str, Any] = {
     "cluster.name": "gpu-fleet",
-    "source.targets": ["http://node1:9400/metrics", "http://node2:9400/metrics"],
+    "source.targets": [
+        "http://node1:9400/metrics",
+        {"url": "http://ranker:8000/metrics", "node": "node1", "labels": {"namespace": "search", "pod": "ranker-0"}},
+    ],
     "source.url": "http://prometheus:9090",
     "mapping.metric": "acme_step_seconds",
     "mapping.measurement": "slice",
@@ -64,11 +67,11 @@ def example(root: type[BaseModel]) -> str:
 
 def _example_keys(at: str, model: type[BaseModel]) -> Iterator[str]:
     # In TOML a list of tables inside a table stands after the table's own keys.
-    for key, field in sorted(model.model_fields.items(), key=lambda item: _is_many(item[1])):
+    for key, field in sorted(model.model_fields.items(), key=lambda item: _stands_apart(at, *item)):
         path = f"{at}.{key}"
         yield f"# {field.description}"
         inner = model_within(field.annotation)
-        if inner is None:
+        if inner is None or path in SHOWN:
             yield f"#{key} = {toml_value(_shown(path, field))}"
         elif _is_many(field):
             yield f"#[[{path}]]"
@@ -76,6 +79,10 @@ def _example_keys(at: str, model: type[BaseModel]) -> Iterator[str]:
         else:
             parts = [f"{k} = {toml_value(_shown(f'{path}.{k}', f))}" for k, f in inner.model_fields.items()]
             yield f"#{key} = {{ {', '.join(parts)} }}"
+
+
+def _stands_apart(at: str, key: str, field: FieldInfo) -> bool:
+    return _is_many(field) and f"{at}.{key}" not in SHOWN
 
 
 def _is_many(field: FieldInfo) -> bool:

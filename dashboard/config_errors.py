@@ -112,10 +112,10 @@ def _holds(tree: Any, location: tuple[str | int, ...]) -> bool:
 
 
 def _table_name(location: tuple[str | int, ...]) -> str:
-    """Return `[store]`, or `[[source]] 2` for the second table of a list."""
+    """Return `[store]`, `[[source]] 2` for the second table of a list, `[[source.targets]] 2.1` for one within."""
     name = ".".join(str(part) for part in location if not isinstance(part, int))
-    indices = [part + 1 for part in location if isinstance(part, int)]
-    return f"[[{name}]] {indices[0]}" if indices else f"[{name}]"
+    indices = ".".join(str(part + 1) for part in location if isinstance(part, int))
+    return f"[[{name}]] {indices}" if indices else f"[{name}]"
 
 
 def _known_keys(root: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
@@ -141,19 +141,12 @@ def model_within(annotation: Any) -> type[BaseModel] | None:
 def _line_numbers(text: str) -> dict[tuple[str | int, ...], int]:
     """Return the line of each table and key of a TOML text (keys of inline tables stand on their table's line)."""
     lines: dict[tuple[str | int, ...], int] = {}
-    counts: dict[str, int] = {}
+    counts: dict[tuple[str | int, ...], int] = {}
     table: tuple[str | int, ...] = ()
     for number, line in enumerate(text.splitlines(), start=1):
         if header := _HEADER.match(line):
             parts = [part.strip().strip("\"'") for part in header[2].split(".")]
-            if header[1] == "[[":
-                name = ".".join(parts)
-                counts[name] = counts.get(name, -1) + 1
-                table = (*parts, counts[name])
-            else:
-                # `[workload.objective]` after `[[workload]]` belongs to the newest table of that list.
-                head = (parts[0], counts[parts[0]]) if parts[0] in counts else (parts[0],)
-                table = (*head, *parts[1:])
+            table = _header_path(parts, counts, many=header[1] == "[[")
             lines.setdefault(table, number)
             lines.setdefault(table[:1], number)
         elif key := _KEY.match(line):
@@ -161,3 +154,15 @@ def _line_numbers(text: str) -> dict[tuple[str | int, ...], int]:
             for length in range(1, len(dotted) + 1):
                 lines.setdefault((*table, *dotted[:length]), number)
     return lines
+
+
+def _header_path(parts: list[str], counts: dict[tuple[str | int, ...], int], *, many: bool) -> tuple[str | int, ...]:
+    """Return where a header's table stands: `[workload.objective]` belongs to the newest `[[workload]]`."""
+    at: tuple[str | int, ...] = ()
+    for place, part in enumerate(parts, start=1):
+        at = (*at, part)
+        if many and place == len(parts):
+            counts[at] = counts.get(at, -1) + 1
+        if at in counts:
+            at = (*at, counts[at])
+    return at

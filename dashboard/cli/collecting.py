@@ -14,7 +14,7 @@ from collector.clock import Clock
 from collector.errors import ConfigurationError, TrimtabError, UnreachableError
 from collector.plugins import SourceContext, load_plugin
 from collector.protocols import Source
-from collector.settings import SourceSettings
+from collector.settings import SourceSettings, TargetSettings
 from dashboard.cli.context import Now, Once, context_of, instant, opened_store
 from dashboard.cli.logs import start_logging
 from dashboard.cli.output import note
@@ -115,7 +115,9 @@ def chosen_sources(settings: Settings, targets: Sequence[str], prometheus: str |
             raise ConfigurationError(f"expected an address such as http://node1:9400/metrics, got {address!r}")
     chosen = []
     if targets:
-        chosen.append(SourceSettings(kind="scrape", name="targets", targets=tuple(targets)))
+        chosen.append(
+            SourceSettings(kind="scrape", name="targets", targets=tuple(TargetSettings(url=url) for url in targets))
+        )
     if prometheus:
         chosen.append(SourceSettings(kind="prometheus", name="prometheus", url=prometheus))
     chosen = chosen or list(settings.source)

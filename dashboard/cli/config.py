@@ -75,7 +75,7 @@ def dotted(key: tuple[str | int, ...]) -> str:
 
 def value_text(value: object) -> str:
     """Return a value as a short text."""
-    if value is None or value == "":
+    if value is None or value in ("", {}):
         return "-"
     if isinstance(value, bool):
         return str(value).lower()

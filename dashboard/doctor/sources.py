@@ -18,7 +18,7 @@ from collector.plugins import SourceContext, load_plugin
 from collector.prometheus import PrometheusSource
 from collector.schema import UNKNOWN
 from collector.scrape import HttpFetch
-from collector.settings import SourceSettings, TargetSettings
+from collector.settings import SourceSettings
 from dashboard.config import Settings
 from dashboard.doctor.check import DOWN_ADVICE, Check, down_text, note, ok, problem, reject_text, some
 
@@ -49,7 +49,7 @@ def examine_sources(settings: Settings, now: datetime) -> Iterator[Check]:
 def _advice(error: TrimtabError, source: SourceSettings) -> str:
     if not isinstance(error, UnreachableError):
         return "trimtab config check"
-    address = source.url or (source.targets[0] if source.targets else "")
+    address = source.url or (source.targets[0].url if source.targets else "")
     return f"{DOWN_ADVICE} curl -sS {address}" if address else DOWN_ADVICE
 
 
@@ -128,13 +128,13 @@ def _exporters(
     """Say which exporters are behind each target (a third-party source is not looked into)."""
     if source.kind == "scrape":
         with closing(HttpFetch(source)) as fetch:
-            for url in source.targets:
+            for target in source.targets:
                 try:
-                    text = fetch(TargetSettings(url=url))
+                    text = fetch(target)
                 except UnreachableError:
                     continue  # told by the poll
                 body = ExpositionParser().parse(text)
-                yield _detected(topic, url, [(series.name, series.labels) for series in body.series], table)
+                yield _detected(topic, target.url, [(series.name, series.labels) for series in body.series], table)
     elif source.kind == "prometheus":
         asked = PrometheusSource(source, _context(settings))
         try:

@@ -68,6 +68,29 @@ def test_what_is_configured_is_collected(trimtab: Callable[..., Ran], exporters:
     assert "ocr" in set(frame["workload"])
 
 
+def test_a_server_named_with_its_pod_gives_its_slice_latency(trimtab: Callable[..., Ran], elsewhere: Path) -> None:
+    card = 'DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-0",container="c",namespace="search",pod="ranker-0"} 50\n'
+    with serving({"dcgm": card, "vllm": "vllm:num_requests_waiting 3\n"}) as exporters:
+        (elsewhere / "trimtab.toml").write_text(
+            f'[[source]]\ntargets = ["{exporters.url("dcgm")}"]\n'
+            f'[[source]]\n[[source.targets]]\nurl = "{exporters.url("vllm")}"\nnode = "node-a"\n'
+            'labels = { namespace = "search", pod = "ranker-0" }\n'
+        )
+        checked = trimtab("config", "check")
+        assert checked.code == 0, checked.out
+        listed = trimtab("config", "show").out
+        assert "source.1.targets.0.labels.pod" in listed
+        ran = trimtab("collect", "--once", "--now", "2026-01-05T00:00:00Z")
+    assert ran.code == 0, ran.err
+    assert "0 rejects" in ran.err
+    store = EmbeddedStore(StoreSettings(), read_only=True)
+    span = store.span("slice")
+    assert span is not None
+    frame = store.read("slice", span)
+    store.close()
+    assert frame[["tenant", "workload", "queue_depth_count"]].to_numpy().tolist() == [["search", "ranker", 3.0]]
+
+
 @pytest.mark.parametrize("order", [("dcgm", "kube"), ("kube", "dcgm")])
 def test_exporters_in_tables_of_their_own_are_joined(
     trimtab: Callable[..., Ran], exporters: Exporters, elsewhere: Path, order: tuple[str, str]

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collector.errors import ConfigurationError
+from collector.settings import TargetSettings
 from dashboard.config import (
     Loaded,
     Settings,
@@ -68,7 +69,7 @@ def test_a_secret_of_the_second_source_comes_by_environment(elsewhere: Path, mon
     monkeypatch.setenv("TRIMTAB_SOURCE__1__BEARER_TOKEN", "hush")
     loaded = load_settings()
     first, second = loaded.settings.source
-    assert first.targets == ("http://a/metrics",)
+    assert first.targets == (TargetSettings(url="http://a/metrics"),)
     assert first.bearer_token is None
     assert second.url == "http://p"
     assert second.bearer_token is not None
@@ -83,8 +84,24 @@ def test_a_source_can_come_from_the_environment_alone(monkeypatch: pytest.Monkey
     monkeypatch.setenv("TRIMTAB_SOURCE__0__TARGETS", '["http://a:9400/metrics"]')
     monkeypatch.setenv("TRIMTAB_TENANT", '[{"name": "search", "namespaces": ["s-*"]}]')
     settings = load_settings().settings
-    assert settings.source[0].targets == ("http://a:9400/metrics",)
+    assert settings.source[0].targets == (TargetSettings(url="http://a:9400/metrics"),)
     assert settings.tenant[0].namespaces == ("s-*",)
+
+
+def test_a_target_is_an_address_or_a_table(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = '[[source]]\n[[source.targets]]\nurl = "http://b"\nnode = "n"\nlabels = { namespace = "s", pod = "p" }\n'
+    inline = '[[source]]\ntargets = ["http://a", { url = "http://b", labels = { pod = "p" } }]\n'
+    monkeypatch.setenv("TRIMTAB_SOURCE__1__TARGETS__1__LABELS__CONTAINER", "main")
+    loaded = load_settings(write(elsewhere, table + inline))
+    first, second = loaded.settings.source
+    assert first.targets == (TargetSettings(url="http://b", node="n", labels={"namespace": "s", "pod": "p"}),)
+    assert second.targets == (
+        TargetSettings(url="http://a"),
+        TargetSettings(url="http://b", labels={"pod": "p", "container": "main"}),
+    )
+    assert loaded.origin(("source", 0, "targets", 0, "labels", "pod")) == "file"
+    assert loaded.origin(("source", 1, "targets", 0, "url")) == "file"
+    assert loaded.origin(("source", 1, "targets", 1, "labels", "container")) == "environment"
 
 
 def test_the_search_order_of_files(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,6 +132,14 @@ def test_the_search_order_of_files(elsewhere: Path, monkeypatch: pytest.MonkeyPa
         (
             '[[source]]\nkind = "scrape"\n[[source]]\nurls = "x"\n',
             ":4 [[source]] 2: unknown key `urls`; the nearest known one is `url`",
+        ),
+        (
+            "[[source]]\n[[source.targets]]\n[[source]]\n[[source.targets]]\n[[source.targets]]\nlabel = {}\n",
+            ":6 [[source.targets]] 2.2: unknown key `label`; the nearest known one is `labels`",
+        ),
+        (
+            "[[source]]\ntargets = [9400]\n",
+            ":2 [[source.targets]] 1: expected an address or a table with `url`, got 9400",
         ),
         ("[alerts]\nmail = 1\n", ":2 [alerts]: unknown key `mail`; this table has no keys in this version"),
         ("[store]\nraw_days = -1\n", ":2 [store]: `raw_days`: expected greater than 0, got -1"),
@@ -172,6 +197,7 @@ def test_a_file_that_is_no_toml(elsewhere: Path, content: bytes, expected: str) 
         ('[[source]]\nkind = "prometheus"\n', "[[source]] 1: expected `url`"),
         ("[[source]]\n", "[[source]] 1: expected `targets`"),
         ('[[source]]\ntargets = ["node1:9400"]\n', "expected an address that starts with http://"),
+        ('[[source]]\n[[source.targets]]\nurl = "node1:9400"\n', "[[source]] 1: expected an address that starts"),
         ('[[backend]]\nkind = "dryrun"\n', "[[backend]] 1: no backend plug-in `dryrun`"),
         (
             '[[mapping]]\nmetric = "m"\nmeasurement = "slice"\nfield = "step_second"\n',
@@ -212,7 +238,8 @@ def test_the_example_is_an_empty_configuration_and_every_key_in_it_is_valid(else
     assert set(tomllib.loads(keys)) == set(Settings.model_fields)
     shown_keys = {tuple(part for part in key if isinstance(part, str)) for key, _ in leaves(tomllib.loads(keys))}
     every = {tuple(part for part in key if isinstance(part, str)) for key, _ in leaves(found.settings)}
-    assert {key for key in every if len(key) > 1} - shown_keys <= {("delivery",), ("alerts",), ("auth",)}
+    bare = {("source", "targets", "labels")}  # of a target that is an address alone
+    assert {key for key in every if len(key) > 1} - shown_keys == bare
 
 
 def test_the_page_is_in_step() -> None:
