@@ -1,4 +1,6 @@
-"""Cached ways from configuration, store and state to what the pages show. Every cache is bounded in age and number."""
+"""Cached ways from configuration, store and state to what the pages show. Frames are
+bounded in age and number; an open store or state stays open until another takes its place.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,7 @@ def _mark(path: Path) -> tuple[str, int] | None:
         return None
 
 
-@st.cache_resource(max_entries=2, ttl=timedelta(hours=6), on_release=lambda opened: opened.store.close())
+@st.cache_resource(max_entries=2, on_release=lambda opened: opened.store.close())
 def _opened(mark: tuple[str, int]) -> Opened:
     return Opened(EmbeddedStore(settings().store, read_only=True), mark)
 
@@ -90,7 +92,7 @@ def state() -> State | None:
         return None
 
 
-@st.cache_resource(max_entries=2, ttl=timedelta(hours=6), on_release=lambda opened: opened.close())
+@st.cache_resource(max_entries=2, on_release=lambda opened: opened.close())
 def _state(_address: str, _inode: int) -> State:
     return open_state(settings().state)
 
