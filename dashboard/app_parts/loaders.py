@@ -1,5 +1,6 @@
-"""Cached ways from configuration, store and state to what the pages show. Frames are
-bounded in age and number; an open store or state stays open until another takes its place.
+"""Cached ways from configuration, store and state to what the pages show.
+
+Frames are bounded in age and number; an open store or state stays open until another takes its place.
 """
 
 from __future__ import annotations
