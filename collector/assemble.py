@@ -367,8 +367,7 @@ class Assembler:
         pairs = server_pairs(self._slices)
         shares = [self._slices.join.slices[n] for n, _ in pairs]
         objectives = [
-            self._facts.declaration(share.tenant, share.workload, self._kube, share.pod_key).declaration.objective
-            for share in shares
+            self._facts.declaration(share.tenant, share.workload, self._kube).declaration.objective for share in shares
         ]
         self._board = ServerBoard([n for n, _ in pairs], [server for _, server in pairs], objectives)
         for share, quantity in zip(shares, self._board.quantities, strict=True):

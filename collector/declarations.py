@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Mapping
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 ServiceClass = Literal["online", "offline"]
 
@@ -110,3 +111,42 @@ def resolve_workload(
     for name in (*_ANNOTATION_FIELDS, "objective"):
         origin.setdefault(name, "default")
     return ResolvedWorkload(tenant=tenant, workload=workload, declaration=declaration, declared=True, origin=origin)
+
+
+def valid_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
+    """Return the annotations that promise something by themselves: an invalid value promises nothing of its field."""
+    said = _said(annotations)
+    return {name: text for name, text in annotations.items() if _field_of(name) in said}
+
+
+def promises_in(annotations: Mapping[str, str]) -> dict[str, str]:
+    """Return what annotations say, field by field, as texts of facts; defaults of what they leave out are not said.
+
+    An objective is JSON of the parts that are said.
+    """
+    texts = {}
+    for name, value in _said(annotations).items():
+        if isinstance(value, Objective):
+            texts[name] = value.model_dump_json(exclude_unset=True)
+        else:
+            texts[name] = f"{value:.15g}" if isinstance(value, float) else str(value).lower()
+    return texts
+
+
+def _field_of(annotation: str) -> str:
+    return "objective" if annotation in _ANNOTATION_OBJECTIVE else annotation
+
+
+def _said(annotations: Mapping[str, str]) -> dict[str, object]:
+    """Return field -> value of what annotations validly say, each field by itself."""
+    written: dict[str, object] = {name: annotations[name] for name in _ANNOTATION_FIELDS if name in annotations}
+    objective = {part: annotations[key] for key, part in _ANNOTATION_OBJECTIVE.items() if key in annotations}
+    if objective:
+        written["objective"] = objective
+    said = {}
+    for name, value in written.items():
+        try:
+            said[name] = getattr(WorkloadDeclaration.model_validate({name: value}), name)
+        except ValidationError:
+            continue
+    return said

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from collector.batch import Event, Fact, Provenance, Reject, Severity, Subject
 from collector.cycle import Numbers
-from collector.declarations import ResolvedWorkload, resolve_workload
+from collector.declarations import ResolvedWorkload, promises_in, resolve_workload, valid_annotations
 from collector.gpu_models import gpu_model
 from collector.join import SliceRow, owner_of
 from collector.kube import KubeState
@@ -25,13 +25,14 @@ from collector.slots import Card, instance_share
 
 _MEMORY = [FIELD_INDEX[f"memory_{name}_bytes"] for name in ("used", "free", "reserved")]
 _VERSIONS = frozenset(("driver_version", "exporter_version"))
+_PROMISES = ("weight", "floor", "protected", "objective")
 _CONVERTED = ("engine_active_ratio", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio")
 
 
 def declared(tenant: str, workload: str, context: SourceContext, notes: Mapping[str, str]) -> ResolvedWorkload:
     """Return what is promised of a workload; annotations that make no valid promise count as none."""
     try:
-        return resolve_workload(tenant, workload, context.declarations, dict(notes))
+        return resolve_workload(tenant, workload, context.declarations, valid_annotations(notes))
     except ValidationError:
         return resolve_workload(tenant, workload, context.declarations)
 
@@ -46,7 +47,9 @@ class FactBook:
         self._events: list[Event] = []
         self._rejects: list[Reject] = []
         self._memory: dict[str, float] = {}
-        self._declared: dict[tuple[str, str], tuple[tuple[tuple[str, str], ...], ResolvedWorkload]] = {}
+        self._notes: tuple[KubeState | None, dict[tuple[str, str], dict[str, str]]] = (None, {})
+        self._declared: dict[tuple[str, str], tuple[Mapping[str, str], ResolvedWorkload]] = {}
+        self._promised: dict[tuple[str, str], Mapping[str, str]] = {}
         self._waiting_since: dict[str, datetime] = {}
         self._quantities: dict[Subject, Quantity] = {}
         self._slices: dict[Subject, dict[str, tuple[str, Provenance]]] = {}
@@ -89,16 +92,48 @@ class FactBook:
         """Say whether the card's memory was measured."""
         return card.uuid in self._memory
 
-    def declaration(self, tenant: str, workload: str, kube: KubeState | None, pod_key: str) -> ResolvedWorkload:
+    def declaration(self, tenant: str, workload: str, kube: KubeState | None) -> ResolvedWorkload:
         """Return what is promised of a workload: configuration before annotations, field by field."""
-        pod = kube.pods.get(pod_key) if kube else None
-        notes = dict(pod.annotations) if pod else {}
+        notes = self._notes_of(tenant, workload, kube)
         known = self._declared.get((tenant, workload))
-        if known is not None and (known[0] == tuple(sorted(notes.items())) or not notes):
+        if known is not None and known[0] == notes:
             return known[1]
         resolved = declared(tenant, workload, self._context, notes)
-        self._declared[tenant, workload] = (tuple(sorted(notes.items())), resolved)
+        self._declared[tenant, workload] = (notes, resolved)
         return resolved
+
+    def promise(self, tenant: str, workload: str, kube: KubeState, at: datetime) -> None:
+        """Tell what annotations promise of a workload; what they no longer say ends.
+
+        Configuration is no fact: it is joined when facts are read, so that a change of it holds at once. The class
+        is always told, as unknown where no annotation says it: so it shows how long the workload was there.
+        """
+        notes = self._notes_of(tenant, workload, kube)
+        if self._promised.get((tenant, workload)) == notes:
+            return
+        self._promised[tenant, workload] = notes
+        said = promises_in(notes)
+        subject = Subject("workload", self._context.cluster, object=f"{tenant}/{workload}")
+        by_whom: Provenance = "declared" if "service_class" in said else "unknown"
+        self.tell(subject, "service_class", said.get("service_class", UNKNOWN), at, by_whom)
+        for name in _PROMISES:
+            if name in said:
+                self.tell(subject, name, said[name], at, "declared")
+            else:
+                self.end(subject, name, at)
+
+    def _notes_of(self, tenant: str, workload: str, kube: KubeState | None) -> Mapping[str, str]:
+        """Return a workload's annotations: those of its newest pod that has any, a living one before one that ended."""
+        if kube is None:
+            return {}
+        if self._notes[0] is not kube:
+            noted = sorted(
+                (pod for pod in kube.pods.values() if pod.annotations),
+                key=lambda pod: (not pod.ended, pod.created or 0.0, pod.name),
+            )
+            owners = (owner_of(pod.namespace, pod.name, kube, self._context)[:2] for pod in noted)
+            self._notes = kube, {owner: pod.annotations for owner, pod in zip(owners, noted, strict=True)}
+        return self._notes[1].get((tenant, workload), {})
 
     def waits(self, share: SliceRow, now: datetime) -> bool:
         """Say whether a slice's row still waits for its holder: one interval at most from the pod's first sight."""
@@ -213,10 +248,11 @@ def describe_slices(book: FactBook, slices: Sequence[SliceRow], kube: KubeState 
             values["tenant"] = (share.tenant, _known(share.tenant))
             values["workload"] = (share.workload, _known(share.workload))
         if share.workload not in (NOBODY, UNKNOWN) and not share.waiting:
-            resolved = book.declaration(share.tenant, share.workload, kube, share.pod_key)
+            resolved = book.declaration(share.tenant, share.workload, kube)
             origin: Provenance = "declared" if resolved.declared else "unknown"
             values["service_class"] = (resolved.declaration.service_class, origin)
-            _tell_workload(book, resolved, now)
+            if kube is not None:
+                book.promise(share.tenant, share.workload, kube, now)
         part = instance_share(share.card, share.instance) if share.kind == "mig" else None
         if part is not None and part.estimated:
             for name in _CONVERTED:
@@ -234,18 +270,6 @@ def _known(name: str) -> Provenance:
     return "unknown" if name == UNKNOWN else "measured"
 
 
-def _tell_workload(book: FactBook, resolved: ResolvedWorkload, now: datetime) -> None:
-    subject = Subject("workload", book.context.cluster, object=f"{resolved.tenant}/{resolved.workload}")
-    declaration = resolved.declaration
-    origin: Provenance = "declared" if resolved.declared else "unknown"
-    book.tell(subject, "service_class", declaration.service_class, now, origin)
-    if declaration.objective is not None:
-        book.tell(subject, "objective", declaration.objective.model_dump_json(), now, origin)
-    book.tell(subject, "weight", f"{declaration.weight:g}", now, origin)
-    book.tell(subject, "floor", f"{declaration.floor:g}", now, origin)
-    book.tell(subject, "protected", str(declaration.protected).lower(), now, origin)
-
-
 def describe_pods(book: FactBook, kube: KubeState, now: datetime) -> None:
     """Tell the facts of nodes, and of workloads that wait or run without a slice that is seen."""
     cluster = book.context.cluster
@@ -261,7 +285,7 @@ def describe_pods(book: FactBook, kube: KubeState, now: datetime) -> None:
         strategy = kube.sharing_strategy(node)
         if strategy:
             book.tell(subject, "sharing_strategy", strategy, now)
-    for key, pod in kube.pods.items():
+    for pod in kube.pods.values():
         if pod.wants_gpu and not pod.ended:
             tenant, workload, _ = owner_of(pod.namespace, pod.name, kube, book.context)
-            _tell_workload(book, book.declaration(tenant, workload, kube, key), now)
+            book.promise(tenant, workload, kube, now)

@@ -22,18 +22,21 @@ _MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class GpuRequest:
-    """What a pod asks for: cards, share of each, memory of each (bytes), CPU cores, MIG profile."""
+    """What a pod asks for: cards, share of each (None: unknown), memory of each (bytes), CPU cores, MIG profile.
+
+    A unit of a shared card is some share of it: how much, only the device plugin's configuration knows.
+    """
 
     cards: float
-    share: float
+    share: float | None
     memory_bytes: float | None
     cpu: float
     profile: str
 
     @property
     def card_equivalents(self) -> float:
-        """Cards times share: what the request takes of a pool of cards."""
-        return self.cards * self.share
+        """Cards times share: what the request takes of a pool of cards; a unit of unknown share counts as one."""
+        return self.cards if self.share is None else self.cards * self.share
 
 
 @dataclass(slots=True)
@@ -70,13 +73,16 @@ class QueueBook:
 
 def gpu_request(pod: Pod) -> GpuRequest:
     """Return what a pod asks for; a share is known from HAMi's cores or from a MIG profile's compute slices."""
-    cards, profile, share = 0.0, "", 1.0
+    cards, profile = 0.0, ""
+    share: float | None = 1.0
     for resource, value in pod.requests.items():
         if is_gpu_resource(resource):
             cards += value
             profile = mig_profile(resource) or profile
     if profile:
         share = min(int(profile.split("g.")[0]) / 7, 1.0)
+    elif pod.requests.get("nvidia_com_gpu_shared"):
+        share = None
     cores = pod.requests.get("nvidia_com_gpucores", pod.requests.get("volcano_sh_vgpu_cores"))
     memory = pod.requests.get("nvidia_com_gpumem", pod.requests.get("volcano_sh_vgpu_memory"))
     if cores:

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from collector.batch import Fact, Provenance, Subject
+from collector.declarations import promises_in
 from collector.kube import Pod
 from collector.queues import GpuRequest, gpu_request
-from collector.schema import NOBODY
+from collector.schema import NOBODY, UNKNOWN
 from sample_data.cluster.exporters.dcgm import driver_version, generation_of
 from sample_data.cluster.pods import PodView, listed_pods, sharing_strategy
 from sample_data.cluster.readings import REMAP_WARNING_MINUTES
@@ -113,7 +114,6 @@ class FactTeller:
 
     def _workloads(self) -> Iterator[_Entry]:
         spec = self._world.spec
-        objectives = {s.name: s.objective for s in spec.services}
         seen: set[str] = set()
         for pod in listed_pods(self._world):
             name = f"{pod.namespace}/{pod.workload}"
@@ -121,13 +121,10 @@ class FactTeller:
                 continue
             seen.add(name)
             subject = Subject("workload", spec.name, object=name)
-            declared: Provenance = "declared" if pod.annotations else "unknown"
-            online = ("service_class", "offline") not in pod.annotations
-            protected = str(not pod.annotations).lower()
-            yield from _tell(subject, declared, service_class="online" if online else "offline")
-            yield from _tell(subject, declared, weight="1", floor="0", protected=protected)
-            if pod.workload in objectives:
-                yield from _tell(subject, declared, objective=objectives[pod.workload].model_dump_json())
+            if not pod.annotations:
+                yield from _tell(subject, "unknown", service_class=UNKNOWN)
+                continue
+            yield from _tell(subject, "declared", **promises_in(dict(pod.annotations)))
 
     def _pod_facts(self, now: datetime) -> list[Fact]:
         world = self._world

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 
+from collector.batch import Fact
 from collector.declarations import Objective, WorkloadDeclaration
 from collector.settings import MappingSettings, TenantSettings
 
@@ -498,19 +499,74 @@ def test_promises_are_facts_of_workloads(cycles_with: Callable[..., Cycles]) -> 
     )
     notes = {"service_class": "offline", "weight": "2"}
     cycles.poll({CARD: card, KUBE: kube({"ns/llm-0": {}, "ns/batch-0": {"annotations": notes}})})
-    told = {(f.subject.object, f.name): (f.value, f.provenance) for f in cycles.batch.facts}
-    assert told["ns/llm", "service_class"] == ("online", "declared")
-    assert orjson.loads(told["ns/llm", "objective"][0] or "")["bound_seconds"] == 0.75
-    assert told["ns/batch", "service_class"] == ("offline", "declared")
-    assert told["ns/batch", "weight"] == ("2", "declared")
-    assert told["ns/batch", "protected"] == ("false", "declared")
+    # What is configured, and what is a default, is joined when facts are read.
+    assert promises(cycles) == {
+        ("ns/llm", "service_class"): ("unknown", "unknown"),
+        ("ns/batch", "service_class"): ("offline", "declared"),
+        ("ns/batch", "weight"): ("2", "declared"),
+    }
+    classes = {f.subject.gpu: (f.value, f.provenance) for f in cycles.batch.facts if is_class_of_a_slice(f)}
+    assert classes == {"GPU-0": ("online", "declared"), "GPU-1": ("offline", "declared")}
 
 
-def test_a_promise_that_is_none_counts_as_not_made(cycles: Cycles) -> None:
+def promises(cycles: Cycles) -> dict[tuple[str, str], tuple[str | None, str]]:
+    facts = [f for f in cycles.batch.facts if f.subject.kind == "workload"]
+    return {(f.subject.object, f.name): (f.value, f.provenance) for f in facts}
+
+
+def is_class_of_a_slice(fact: Fact) -> bool:
+    return fact.subject.kind == "slice" and fact.name == "service_class"
+
+
+def test_an_objective_holds_only_what_the_annotations_say(cycles: Cycles) -> None:
+    notes = {"objective_bound_seconds": "0.2", "protected": "True", "floor": "0.25"}
+    cycles.poll(kube({"ns/a-0": {"annotations": notes}}))
+    told = promises(cycles)
+    assert orjson.loads(told["ns/a", "objective"][0] or "") == {"bound_seconds": 0.2}
+    assert (told["ns/a", "protected"][0], told["ns/a", "floor"][0]) == ("true", "0.25")
+
+
+def test_an_annotation_that_is_none_promises_nothing_and_leaves_the_others(cycles: Cycles) -> None:
     card = dcgm("DCGM_FI_DEV_GPU_UTIL", 50, **held("a-0"))
-    cycles.poll({CARD: card, KUBE: kube({"ns/a-0": {"annotations": {"weight": "much"}}})})
-    told = {f.name: (f.value, f.provenance) for f in cycles.batch.facts if f.subject.kind == "workload"}
-    assert told["protected"] == ("true", "unknown")
+    notes = {"weight": "much", "objective_share": "0.9", "service_class": "offline"}
+    cycles.poll({CARD: card, KUBE: kube({"ns/a-0": {"annotations": notes}})})
+    assert promises(cycles) == {("ns/a", "service_class"): ("offline", "declared")}
+
+
+def test_an_annotation_that_is_taken_away_ends_its_fact(cycles: Cycles) -> None:
+    cycles.poll(kube({"ns/a-0": {"annotations": {"service_class": "offline", "weight": "2"}}}))
+    cycles.poll(kube({"ns/a-0": {"annotations": {"service_class": "offline"}}}))
+    assert promises(cycles) == {("ns/a", "weight"): (None, "measured")}
+    cycles.poll(kube({"ns/a-0": {}}))
+    assert promises(cycles) == {("ns/a", "service_class"): ("unknown", "unknown")}
+
+
+def test_the_newest_pod_with_annotations_speaks_for_its_workload(cycles: Cycles) -> None:
+    def pod(created: int, **notes: str) -> dict[str, object]:
+        return {"created": created, "label": "a"} | ({"annotations": notes} if notes else {})
+
+    pods = {"ns/a-1": pod(20, weight="3"), "ns/a-2": pod(10, weight="2"), "ns/a-3": pod(30)}
+    cycles.poll(kube(pods))
+    assert promises(cycles)["ns/a", "weight"] == ("3", "declared")
+    for _ in range(3):
+        cycles.poll(kube(pods))
+        assert promises(cycles) == {}
+
+
+def test_a_restart_with_another_configuration_leaves_no_old_promise(cycles_with: Callable[..., Cycles]) -> None:
+    before = cycles_with(declarations=(ONLINE,))
+    texts: dict[str, str | None] = {
+        CARD: dcgm("DCGM_FI_DEV_GPU_UTIL", 50, **held("llm-0")),
+        KUBE: kube({"ns/llm-0": {"annotations": {"weight": "2"}}}),
+    }
+    before.poll(texts)
+    after = cycles_with(declarations=())
+    after.assembler.import_state(orjson.loads(orjson.dumps(before.assembler.export_state())))
+    after.now = before.now
+    after.poll(texts)
+    assert promises(after) == {}
+    after.poll({**texts, KUBE: None})  # nobody can say what the annotations are
+    assert promises(after) == {}
 
 
 def test_who_waits_and_for_how_long(cycles: Cycles) -> None:
@@ -531,9 +587,12 @@ def test_requests_are_dated_facts_of_pods(cycles: Cycles) -> None:
     begin = cycles.start.timestamp()
     mig = {"requests": {"nvidia_com_mig_1g_10gb": 2, "cpu": 4}, "created": begin - 60, "started": begin - 30}
     hami = {"requests": {"nvidia_com_gpu": 1, "nvidia_com_gpumem": 1024, "nvidia_com_gpucores": 30}}
-    cycles.poll(kube({"team/m-0": mig, "team/h-0": hami, "team/cpu-only": {"requests": {"cpu": 1}}}))
+    shared = {"requests": {"nvidia_com_gpu_shared": 2}}
+    cycles.poll(
+        kube({"team/m-0": mig, "team/h-0": hami, "team/s-0": shared, "team/cpu-only": {"requests": {"cpu": 1}}})
+    )
     told = {(f.subject.object, f.name): f for f in cycles.batch.facts if f.subject.kind == "pod"}
-    assert told.keys() == {(p, n) for p in ("team/m-0", "team/h-0") for n in ("request", "started")}
+    assert told.keys() == {(p, n) for p in ("team/m-0", "team/h-0", "team/s-0") for n in ("request", "started")}
     request = orjson.loads(told["team/m-0", "request"].value or "")
     assert (request["cards"], request["profile"], request["cpu"]) == (2.0, "1g.10gb", 4.0)
     assert request["share"] == pytest.approx(1 / 7)
@@ -541,6 +600,9 @@ def test_requests_are_dated_facts_of_pods(cycles: Cycles) -> None:
     assert told["team/m-0", "started"].at.timestamp() == begin - 30
     request = orjson.loads(told["team/h-0", "request"].value or "")
     assert (request["share"], request["memory_bytes"], request["tenant"]) == (0.3, 2**30, "team")
+    request = orjson.loads(told["team/s-0", "request"].value or "")
+    assert (request["cards"], request["share"]) == (2.0, None)
+    assert cycles.frame("queue").loc["team", "allocated_gpu_count"] == pytest.approx(2 / 7 + 0.3 + 2)
     cycles.poll(kube({"team/m-0": {**mig, "phase": "Failed", "completed": begin + 10}}))
     ended = {(f.subject.object, f.name): f.at.timestamp() for f in cycles.batch.facts if f.value is None}
     assert ended["team/m-0", "request"] == begin + 10

@@ -85,6 +85,17 @@ def test_a_promise_that_was_taken_back_holds_no_more() -> None:
     assert (found.declaration.service_class, found.declaration.objective) == ("offline", None)
 
 
+def test_promises_that_were_all_taken_back_hold_no_more_while_the_workload_lives() -> None:
+    found = resolve(
+        promise("weight", "2", 0),
+        promise("service_class", "offline", 0),
+        promise("weight", None, 10),
+        promise("service_class", "unknown", 10, said=False),
+    )
+    assert not found.declared
+    assert (found.declaration.service_class, found.declaration.weight) == ("online", 1.0)
+
+
 def test_promises_of_work_that_is_gone_are_those_it_had_at_its_end() -> None:
     found = resolve(
         promise("service_class", "offline", 0),

@@ -36,7 +36,8 @@ def promises_of(
         configured: the `[[workload]]` tables, in order.
     """
     annotations: dict[tuple[str, str], dict[str, str]] = {}
-    noted = _as_last_seen(facts[(facts["kind"] == "workload") & (facts["provenance"] == "declared")])
+    told = _as_last_seen(facts[facts["kind"] == "workload"])
+    noted = told[told["provenance"] == "declared"]
     for subject, name, value in zip(noted["object"], noted["name"], noted["value"], strict=True):
         tenant, _, workload = str(subject).partition("/")
         notes = annotations.setdefault((tenant, workload), {})
