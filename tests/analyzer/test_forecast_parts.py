@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analyzer.facts import no_facts
+from analyzer.facts import FACT_COLUMNS
 from analyzer.forecast import FLEET, LoadForecaster, backtest, history_from_rows
 from analyzer.forecast.backtest import COLUMNS
 from analyzer.forecast.calibration import (
@@ -39,6 +39,11 @@ Values = npt.NDArray[np.float64]
 
 START = datetime(2026, 1, 5, tzinfo=UTC)
 DAY = 24
+
+
+def no_facts() -> pd.DataFrame:
+    frame = pd.DataFrame({name: pd.Series(dtype="str") for name in FACT_COLUMNS})
+    return frame.astype({"from": "datetime64[ms, UTC]", "to": "datetime64[ms, UTC]"})
 
 
 def panel_of(*series: Values | list[float], step_seconds: float = 3600.0) -> Panel:

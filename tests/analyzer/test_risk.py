@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analyzer.facts import no_facts
+from analyzer.facts import FACT_COLUMNS
 from analyzer.findings import Finding, Verdict
 from analyzer.protocols import Conclusion, Context, Partition, Withheld
 from analyzer.risk import ForecastRiskDetector, probability_above
@@ -18,6 +18,11 @@ from collector.window import Window
 START = datetime(2026, 1, 5, tzinfo=UTC)
 GIB = 2.0**30
 DAY = 288
+
+
+def no_facts() -> pd.DataFrame:
+    frame = pd.DataFrame({name: pd.Series(dtype="str") for name in FACT_COLUMNS})
+    return frame.astype({"from": "datetime64[ms, UTC]", "to": "datetime64[ms, UTC]"})
 
 
 def slice_rows(

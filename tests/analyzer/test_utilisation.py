@@ -119,9 +119,7 @@ def test_energy_of_a_card_sums_to_its_meter(make_node: MakeNode) -> None:
     quiet = np.arange(node.count) < 60
     meter = np.where(quiet, 80.0, 300.0) * 60
     meter[5] = np.nan  # the exporter missed one: its power stands in
-    node.card(
-        power_watts=np.where(quiet, 80.0, 300.0), energy_joules=meter, sm_active_ratio=np.where(quiet, 0.0, 0.6)
-    )
+    node.card(power_watts=np.where(quiet, 80.0, 300.0), energy_joules=meter, sm_active_ratio=np.where(quiet, 0.0, 0.6))
     node.slice("a", sm_quota_ratio=0.5, busy_ratio=np.where(quiet, 0.0, 0.8))
     node.slice("b", tenant="other", sm_quota_ratio=0.25, busy_ratio=np.where(quiet, 0.0, 0.4))
     partition = node.partition()
