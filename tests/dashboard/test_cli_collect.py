@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -89,6 +90,29 @@ def test_a_server_named_with_its_pod_gives_its_slice_latency(trimtab: Callable[.
     frame = store.read("slice", span)
     store.close()
     assert frame[["tenant", "workload", "queue_depth_count"]].to_numpy().tolist() == [["search", "ranker", 3.0]]
+
+
+def test_after_a_change_of_the_configuration_only_annotations_are_left(
+    trimtab: Callable[..., Ran], elsewhere: Path
+) -> None:
+    card = 'DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-0",container="c",namespace="search",pod="ranker-0"} 50\n'
+    head = 'namespace="search",pod="ranker-0"'
+    kube = (
+        f'kube_pod_status_phase{{{head},phase="Running"}} 1\n'
+        f'kube_pod_container_resource_requests{{{head},container="c",node="n",resource="nvidia_com_gpu"}} 1\n'
+        f'kube_pod_annotations{{{head},annotation_trimtab_weight="2"}} 1\n'
+    )
+    origins = []
+    with serving({"dcgm": card, "kube": kube}) as exporters:
+        sources = f'[[source]]\ntargets = ["{exporters.url("dcgm")}", "{exporters.url("kube")}"]\n'
+        for minute, declared in enumerate(('[[workload]]\nservice_class = "offline"\nfloor = 0.5\n', "")):
+            (elsewhere / "trimtab.toml").write_text(sources + declared)
+            assert trimtab("collect", "--once", "--now", f"2026-01-05T00:0{minute}:00Z").code == 0
+            listed = trimtab("workloads", "--now", f"2026-01-05T00:0{minute + 1}:00Z", "--json")
+            (row,) = json.loads(listed.out)["workloads"]
+            said = {name: value["origin"] for name, value in row["values"].items()}
+            origins.append({name: origin for name, origin in said.items() if origin != "default"})
+    assert origins == [{"service_class": "config", "floor": "config", "weight": "annotation"}, {"weight": "annotation"}]
 
 
 @pytest.mark.parametrize("order", [("dcgm", "kube"), ("kube", "dcgm")])
