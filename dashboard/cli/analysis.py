@@ -16,6 +16,7 @@ from collector.protocols import StoreReader
 from collector.window import Window, parse_duration
 from dashboard.cli.context import Json, Now, Rows, context_of, flag, interval_of, newest_instant, opened_rows
 from dashboard.cli.output import note, print_json, print_table, say
+from dashboard.views.names import CardNames, card_names, named
 from tuner.service.analyse import Analysis, load_detectors, run_analysis
 
 NO_FINDING = "nothing was found"
@@ -118,7 +119,7 @@ def print_analysis(analysis: Analysis, *, every: bool) -> None:
     simulated = ", simulated" if analysis.simulated else ""
     note(f"{analysis.window.start:%Y-%m-%d %H:%M} to {analysis.window.end:%Y-%m-%d %H:%M} UTC{simulated}")
     shown = tuple(f for f in analysis.findings if every or f.verdict in CLAIMS)
-    print_findings(shown)
+    print_findings(shown, card_names(analysis.facts))
     rest = Counter(f.verdict.value for f in analysis.findings if f not in shown)
     if rest:
         hidden = ", ".join(f"{count} {verdict}" for verdict, count in sorted(rest.items()))
@@ -127,8 +128,8 @@ def print_analysis(analysis: Analysis, *, every: bool) -> None:
     _print_census(analysis)
 
 
-def print_findings(findings: tuple[Finding, ...]) -> None:
-    """Print one line a finding."""
+def print_findings(findings: tuple[Finding, ...], names: CardNames) -> None:
+    """Print one line a finding, cards by their names."""
     print_table(
         ["code", "verdict", "subject", "claim", ">effect", ">sure", ">coverage"],
         [
@@ -136,7 +137,7 @@ def print_findings(findings: tuple[Finding, ...]) -> None:
                 finding.code,
                 Text(finding.verdict.value, style=STYLES[finding.verdict]),
                 subjects_text(finding),
-                finding.claim,
+                named(finding.claim, names),
                 effect_text(finding),
                 f"{finding.confidence:.0%}",
                 f"{finding.coverage:.0%}",

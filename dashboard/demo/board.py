@@ -6,6 +6,7 @@ import math
 
 from dashboard.cli.output import print_table, say
 from dashboard.demo.runs import DemoResult
+from dashboard.views.names import card_names, named
 from sample_data.cluster.score import Score
 from tuner.record import ChangeState
 
@@ -54,7 +55,8 @@ def _print_score(result: DemoResult) -> None:
 
 def _print_findings(result: DemoResult) -> None:
     found = [f for f in result.analysis.findings if f.verdict.value in {"holds", "suspected"}]
-    rows = [(f.code, f.verdict.value, f"{f.confidence:.2f}", f.claim) for f in found[:_MOST_FINDINGS]]
+    names = card_names(result.analysis.facts)
+    rows = [(f.code, f.verdict.value, f"{f.confidence:.2f}", named(f.claim, names)) for f in found[:_MOST_FINDINGS]]
     more = f", the first {_MOST_FINDINGS}" if len(found) > _MOST_FINDINGS else ""
     print_table(
         ("code", "verdict", ">confidence", "claim"), rows, title=f"{len(found)} findings of the tuned run{more}"

@@ -32,6 +32,7 @@ from dashboard.report.view import (
     text,
 )
 from dashboard.report.words import amount, shorter
+from dashboard.views.names import CardNames, card_names, named
 from dashboard.views.text import NO_DATA, percent, plural, stamp
 
 _FAMILY = {"TT1": "fights", "TT2": "stranded", "TT3": "waste", "TT4": "limits", "TT5": "risks", "TT6": "health"}
@@ -43,6 +44,7 @@ def build_claims(gathered: Gathered) -> Claims:
     parts: dict[str, list[Claim]] = {name: [] for name in _FAMILY.values()}
     undecided: Counter[str] = Counter()
     suppressed = 0
+    names = card_names(gathered.analysis.facts)
     suppressions = gathered.records.suppressions if gathered.records is not None else ()
     for finding in gathered.analysis.findings:
         if finding.verdict is Verdict.CANNOT_TELL:
@@ -51,12 +53,12 @@ def build_claims(gathered: Gathered) -> Claims:
             if any(s.covers(finding, gathered.analysis.window.end) for s in suppressions):
                 suppressed += 1
             else:
-                parts[_FAMILY[finding.code[:3]]].append(_claim(finding))
+                parts[_FAMILY[finding.code[:3]]].append(_claim(finding, names))
     found = {name: tuple(claims) for name, claims in parts.items()}
     return Claims(**found, undecided=dict(sorted(undecided.items())), suppressed=suppressed)
 
 
-def _claim(finding: Finding) -> Claim:
+def _claim(finding: Finding, names: CardNames) -> Claim:
     code = codes()[finding.code]
     effect, evidence = finding.effect, finding.evidence
     since = evidence.get("since") or evidence.get("first") or ""
@@ -65,7 +67,7 @@ def _claim(finding: Finding) -> Claim:
         code=finding.code,
         title=code.title,
         verdict=finding.verdict.value,
-        claim=finding.claim,
+        claim=named(finding.claim, names),
         who=_names([s for s in finding.subjects if s.role is not Role.VICTIM]),
         victim=_names([s for s in finding.subjects if s.role is Role.VICTIM]),
         where=", ".join(dict.fromkeys(filter(None, (_place(s) for s in finding.subjects)))),

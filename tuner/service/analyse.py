@@ -46,6 +46,7 @@ class Analysis:
     census: Census
     ledger: Ledger
     declarations: Mapping[tuple[str, str], ResolvedWorkload]
+    facts: pd.DataFrame  # of the window
     simulated: bool
 
     def to_json(self) -> dict[str, Any]:
@@ -166,6 +167,7 @@ def run_analysis(
         census=take_census(_subjects(nodes), codes, withheld),
         ledger=conclude_ledger([n.ledger for n in nodes], context),
         declarations=promises,
+        facts=facts,
         simulated=simulated,
     )
 
