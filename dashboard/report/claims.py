@@ -59,13 +59,13 @@ def build_claims(gathered: Gathered) -> Claims:
 
 
 def _claim(finding: Finding, names: CardNames) -> Claim:
-    code = codes()[finding.code]
+    known = codes().get(finding.code)  # a plug-in's code has no page of ours
     effect, evidence = finding.effect, finding.evidence
     since = evidence.get("since") or evidence.get("first") or ""
     return Claim(
         id=finding.id,
         code=finding.code,
-        title=code.title,
+        title=finding.code if known is None else known.title,
         verdict=finding.verdict.value,
         claim=named(finding.claim, names),
         who=_names([s for s in finding.subjects if s.role is not Role.VICTIM]),
@@ -81,7 +81,7 @@ def _claim(finding: Finding, names: CardNames) -> Claim:
         coverage=finding.coverage,
         since=since.isoformat() if isinstance(since, datetime) else str(since),
         check=str(evidence.get("check") or ""),
-        action=str(evidence.get("what_to_do") or code.action).strip(),
+        action=str(evidence.get("what_to_do") or ("" if known is None else known.action)).strip(),
         risk=finding.risk,
     )
 

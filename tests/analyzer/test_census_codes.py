@@ -158,3 +158,8 @@ def test_the_census_adds_up_to_the_fleet(said: list[Withheld]) -> None:
 def test_an_empty_fleet() -> None:
     census = take_census(pd.DataFrame(columns=list(SUBJECT_COLUMNS)), ["TT301"], [])
     assert census.codes[0].subjects == 0
+
+
+def test_a_plugins_own_code_is_no_error() -> None:
+    subjects = pd.DataFrame([("c", "n", "GPU-1", "")], columns=list(SUBJECT_COLUMNS))
+    assert take_census(subjects, ["TT6H1"], []).codes == ()
