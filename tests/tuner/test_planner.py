@@ -211,10 +211,11 @@ def test_fast_path_takes_from_offline_neighbours_when_an_objective_is_missed() -
     online = slice_view("chat", kept=0.98, used=0.45)
     offline = slice_view("train", "offline", quota=0.5)
     (group,) = plan_fast(world(card(online, offline)), SETTINGS).groups
-    assert group.fast
+    assert not group.fast  # nobody is raised: no fast lane
     assert [(c.workload, c.after) for c in group.changes] == [("train", pytest.approx(0.4))]
     live = replace(RESTART, effect=KnobEffect.LIVE, restart_seconds=0.0)
     (group,) = plan_fast(replace(world(card(online, offline)), knobs=(live,)), SETTINGS).groups
+    assert group.fast
     assert [(c.workload, c.after) for c in group.changes] == [
         ("train", pytest.approx(0.4)),
         ("chat", pytest.approx(0.6)),
@@ -226,6 +227,19 @@ def test_fast_path_is_silent_while_promises_are_kept_or_nothing_reaches_running_
     assert plan_fast(world(card(slice_view("chat", kept=1.0), offline)), SETTINGS).groups == ()
     missed = slice_view("chat", kept=0.9)
     assert plan_fast(world(card(missed, offline, sharing="mps")), SETTINGS).groups == ()
+
+
+def test_confidence_falls_with_coverage_and_youth_and_by_its_record() -> None:
+    offline = slice_view("train", "offline", quota=0.2)
+    (old,) = make_plan(world(card(slice_view("chat"), offline)), SETTINGS).groups
+    assert (old.confidence, old.coverage) == (pytest.approx(0.9), 1.0)
+    (young,) = make_plan(world(card(slice_view("chat", history_seconds=43_200.0), offline)), SETTINGS).groups
+    assert young.confidence == pytest.approx(0.9 * 0.875)
+    (thin,) = make_plan(world(card(slice_view("chat", coverage=0.8), offline)), SETTINGS).groups
+    assert (thin.confidence, thin.coverage) == (pytest.approx(0.72), 0.8)
+    blamed = replace(world(card(slice_view("chat"), offline)), confidence={"give": 0.5})
+    assert make_plan(blamed, SETTINGS).groups[0].confidence == pytest.approx(0.45)
+    assert all(g.risk for g in (old, young, thin))
 
 
 def test_the_same_world_gives_the_same_plan() -> None:

@@ -13,7 +13,16 @@ from tuner.planner.shares import propose_shares
 from tuner.planner.views import SHARE_KNOB, CardView, PlannerInput, SliceView, knob_for, reaches_running_work
 from tuner.settings import TunerSettings
 
-_NEW_ADVICE_CONFIDENCE = 0.8
+_BEST_CONFIDENCE = 0.9  # no forecast is certain
+_YOUNG = 0.75  # share of it for workloads that were only just seen; a day of history gives all
+_DAY_SECONDS = 86_400.0
+_RISKS = {
+    "give": "online work may need more than was ever seen; its quota stays, and the next cycle takes the share back",
+    "reserve": "the load may not come back as it did before: offline work was slowed for nothing",
+    "queue": "what is admitted may slow its neighbours, or hold cards that another queue wants soon",
+    "right_size": "growth may have stopped by itself; memory that is granted cannot be taken back while it is used",
+    "fast": "the objective may be missed for another reason: offline work gives way in vain",
+}
 _FAST_STEP = 0.1  # share of the card that the fast path moves at once
 
 
@@ -33,7 +42,8 @@ def plan_fast(world: PlannerInput, settings: TunerSettings) -> Plan:
     """Plan the fast path: only for online slices that miss their objective right now.
 
     Offline neighbours on the card give way by a step where that reaches running work; a slice that fills its own quota
-    and can be raised live gets what they gave.
+    and can be raised live gets what they gave. Only such a raise passes the guards by the fast lane; neighbours that
+    give way without one do so at the pace of any other change.
     """
     groups: list[Group] = []
     for card in world.cards:
@@ -43,8 +53,8 @@ def plan_fast(world: PlannerInput, settings: TunerSettings) -> Plan:
             if changes:
                 names = ", ".join(sorted({s.workload for s in missing}))
                 why = f"{names} misses its objective on {card.gpu}"
-                group = _group(world, "fast", changes, why, coverage=_coverage(card))
-                groups.append(replace(group, fast=True))
+                group = _group(world, "fast", changes, why, slices=card.slices)
+                groups.append(replace(group, fast=any(not c.is_decrease for c in changes)))
     return _plan(world, groups, fast=True)
 
 
@@ -53,11 +63,11 @@ def _card_groups(card: CardView, world: PlannerInput, settings: TunerSettings) -
     shares = propose_shares(card, world.knobs, settings)
     if shares is not None:
         kind = "give" if shares.gain > 0 else "reserve"
-        groups.append(_group(world, kind, shares.changes, shares.why, gain=shares.gain, coverage=_coverage(card)))
+        groups.append(_group(world, kind, shares.changes, shares.why, gain=shares.gain, slices=card.slices))
     memory = propose_memory(card, world.knobs, settings)
     if memory:
         why = f"memory on {card.gpu} is raised before it runs out"
-        groups.append(_group(world, "right_size", memory, why, coverage=_coverage(card)))
+        groups.append(_group(world, "right_size", memory, why, slices=card.slices))
     return groups
 
 
@@ -86,20 +96,31 @@ def _relief(
     return tuple(changes)
 
 
-def _coverage(card: CardView) -> float:
-    return min((s.coverage for s in card.slices), default=1.0)
+def _trust(slices: tuple[SliceView, ...]) -> tuple[float, float]:
+    """Return (confidence, coverage) of advice about a card: its worst-seen slice, and how long its work was watched."""
+    coverage = min((s.coverage for s in slices), default=1.0)
+    watched = [min(s.history_seconds / _DAY_SECONDS, 1.0) for s in slices if s.online]
+    known = min(watched, default=1.0)
+    return _BEST_CONFIDENCE * coverage * (_YOUNG + (1.0 - _YOUNG) * known), coverage
 
 
 def _group(
-    world: PlannerInput, kind: str, changes: tuple[Change, ...], why: str, *, gain: float = 0.0, coverage: float = 1.0
+    world: PlannerInput,
+    kind: str,
+    changes: tuple[Change, ...],
+    why: str,
+    *,
+    gain: float = 0.0,
+    slices: tuple[SliceView, ...] = (),
 ) -> Group:
     subject = "|".join(sorted(f"{c.target}:{c.knob}:{c.after:g}" for c in changes))
     digest = hashlib.sha256(f"{world.now.isoformat()}|{kind}|{subject}".encode()).hexdigest()[:12]
-    confidence = _NEW_ADVICE_CONFIDENCE * (world.confidence or {}).get(kind, 1.0)
+    trust, coverage = _trust(slices)
+    confidence = trust * (world.confidence or {}).get(kind, 1.0)
     findings = tuple(
         sorted({f for card in world.cards for s in card.slices for f in s.suspect_in if _touches(changes, s)})
     )
-    return Group(f"g-{digest}", changes, why, kind, gain, confidence, coverage, findings=findings)
+    return Group(f"g-{digest}", changes, why, kind, gain, confidence, coverage, _RISKS[kind], findings)
 
 
 def _touches(changes: tuple[Change, ...], view: SliceView) -> bool:

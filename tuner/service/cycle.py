@@ -159,7 +159,7 @@ class Tuner:
             LeaseLostError: another tuner took over.
         """
         try:
-            sight = self._look(now)
+            sight = self._see(now)  # findings are renewed by full cycles alone, under the lease
         except UnreachableError as error:
             return CycleResult(now, held=str(error))
         plan = plan_fast(sight.planner, self._parts.settings)
@@ -218,6 +218,9 @@ class Tuner:
         every = timedelta(seconds=self._parts.settings.analyze_seconds)
         if self._parts.detectors and (self._analysed_at is None or now - self._analysed_at >= every):
             self.analyse(now)
+        return self._see(now)
+
+    def _see(self, now: datetime) -> Sight:
         sight = self._watch.look(now, self._findings)
         if self._watching_since is None and any(share > 0 for share in sight.coverage.values()):
             self._watching_since = now
