@@ -100,7 +100,7 @@ def test_advice_is_believed_by_the_record_of_its_kind() -> None:
     base = world(online, train)
     (plain,) = make_plan(base, SETTINGS).groups
     (doubted,) = make_plan(replace(base, confidence={"give": 0.5, "reserve": 0.1}), SETTINGS).groups
-    assert (plain.confidence, doubted.confidence) == (pytest.approx(0.8), pytest.approx(0.4))
+    assert (plain.confidence, doubted.confidence) == (pytest.approx(0.9), pytest.approx(0.45))
 
 
 def test_the_fast_path_stops_at_the_floor_and_leaves_protected_work() -> None:
