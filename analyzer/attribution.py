@@ -11,8 +11,11 @@ Floats = npt.NDArray[np.float64]
 def attribute(own: Floats, weight: Floats, moment: npt.NDArray[np.intp], card_activity: Floats) -> Floats:
     """Return the share of the card that each sample's slice uses.
 
-    A slice with counters of its own keeps them. What is left of the card's activity is divided among the others by
-    weight; without a measured activity of the card the weights stand as they are. Shares of a moment sum to at most 1.
+    A slice with counters of its own keeps them; only where the counters alone sum to more than 1 are they scaled to 1.
+    What is left of the card's activity is divided among the others by weight. Without a measured activity of the card
+    the weights stand as they are, scaled down where they exceed what the counters leave of the card. Shares of a
+    moment sum to at most 1. A slice whose weight is NaN takes no part in the division: its share is unknown, and the
+    others divide the whole rest.
 
     Args:
         own: (N,) measured share of the card, NaN where the slice has no counter.
@@ -25,13 +28,12 @@ def attribute(own: Floats, weight: Floats, moment: npt.NDArray[np.intp], card_ac
     """
     count = len(card_activity)
     measured = ~np.isnan(own)
-    taken = np.bincount(moment, weights=np.where(measured, own, 0.0), minlength=count)
+    counted = np.bincount(moment, weights=np.where(measured, own, 0.0), minlength=count)
+    taken = np.minimum(counted, 1.0)
     divided = np.where(measured | np.isnan(weight), 0.0, weight)
     total = np.bincount(moment, weights=divided, minlength=count)
-    rest = np.clip(card_activity - taken, 0.0, None)
+    known_rest = np.clip(np.minimum(card_activity, 1.0) - taken, 0.0, None)
+    rest = np.where(np.isnan(card_activity), np.minimum(total, 1.0 - taken), known_rest)
     part = np.divide(weight, total[moment], out=np.zeros_like(weight), where=total[moment] > 0)
-    part = np.where(np.isnan(weight), np.nan, part)
-    to_card = np.where(np.isnan(card_activity[moment]), weight, part * rest[moment])
-    used = np.where(measured, own, to_card)
-    sums = np.bincount(moment, weights=np.nan_to_num(used, nan=0.0), minlength=count)
-    return np.asarray(used / np.maximum(sums, 1.0)[moment])
+    estimated = np.where(np.isnan(weight), np.nan, part * rest[moment])
+    return np.where(measured, own / np.maximum(counted, 1.0)[moment], estimated)

@@ -27,7 +27,17 @@ def test_without_the_cards_activity_weights_stand_and_sum_to_one_at_most() -> No
     assert used == pytest.approx([0.6, 0.4, 0.2])
 
 
-def test_unknown_stays_unknown() -> None:
+def test_counters_are_kept_and_only_estimates_are_scaled_into_what_is_left() -> None:
+    used = attribute(np.array([0.7, NAN, NAN]), np.array([NAN, 0.6, 0.3]), np.array([0, 0, 0]), np.array([NAN]))
+    assert used == pytest.approx([0.7, 0.2, 0.1])
+
+
+def test_counters_that_alone_exceed_the_card_are_scaled_and_leave_nothing() -> None:
+    used = attribute(np.array([0.9, 0.6, NAN]), np.array([NAN, NAN, 0.5]), np.array([0, 0, 0]), np.array([1.0]))
+    assert used == pytest.approx([0.6, 0.4, 0.0])
+
+
+def test_unknown_stays_unknown_and_leaves_the_rest_to_the_others() -> None:
     used = attribute(np.array([NAN, NAN]), np.array([NAN, 0.5]), np.array([0, 0]), np.array([0.4]))
     assert np.isnan(used[0])
     assert used[1] == pytest.approx(0.4)
@@ -41,3 +51,5 @@ def test_shares_of_a_moment_never_exceed_the_card(samples: list[tuple[int, float
     used = attribute(own, weight, moment, np.array([0.0, 0.5, 1.0, NAN]))
     assert (np.nan_to_num(used) >= 0).all()
     assert (np.bincount(moment, weights=np.nan_to_num(used), minlength=4) <= 1 + 1e-9).all()
+    kept = np.bincount(moment, weights=np.nan_to_num(own), minlength=4)[moment] <= 1
+    assert used[~np.isnan(own) & kept] == pytest.approx(own[~np.isnan(own) & kept])
