@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.tuner.fakes import CORES, MEMORY, SM, START, slice_target
+from tests.tuner.fakes import CORES, MEMORY, QUEUE, SM, START, slice_target
 from tests.tuner.service_rows import GIB
-from tuner.model import Change, Knob
-from tuner.planner import CardView, PlannerInput, SliceView, make_plan, plan_fast
+from tuner.model import Change, Knob, Target
+from tuner.planner import CardView, PlannerInput, QueueView, SliceView, make_plan, plan_fast
 from tuner.settings import TunerSettings
 
 SETTINGS = TunerSettings()
@@ -69,9 +69,53 @@ def test_memory_takes_the_larger_of_forecast_and_peak() -> None:
 
 def test_the_last_free_quantum_is_given_once() -> None:
     slices = [view(n, memory_quota_bytes=8 * GIB, memory_need_bytes=20 * GIB) for n in ("a", "b")]
-    unknown = view("c", memory_need_bytes=20 * GIB)
-    assert memory_changes(*slices, unknown, memory=17 * GIB) == {"a": 9 * GIB}
+    assert memory_changes(*slices, memory=17 * GIB) == {"a": 9 * GIB}
     assert memory_changes(*slices, memory=math.nan) == {}
+
+
+def test_memory_beside_a_slice_without_a_known_quota_is_not_handed_out() -> None:
+    tight = view("a", memory_quota_bytes=8 * GIB, memory_need_bytes=20 * GIB)
+    unlimited = view("b", memory_peak_bytes=2 * GIB)
+    assert memory_changes(tight, unlimited, memory=48 * GIB) == {}
+    assert memory_changes(tight, replace(unlimited, memory_quota_bytes=4 * GIB), memory=48 * GIB) == {"a": 22 * GIB}
+
+
+def test_beside_a_share_that_nobody_knows_nothing_is_raised() -> None:
+    small = view("a", quota=0.1)
+    unknown = view("b", protected=True, quota=math.nan, effective=math.nan)
+    assert make_plan(world(small, unknown), SETTINGS).groups == ()
+    (group,) = make_plan(world(small, replace(unknown, effective=0.4)), SETTINGS).groups
+    assert {c.workload: c.after for c in group.changes} == {"a": pytest.approx(0.6)}
+    alone = world(small)
+    closed = replace(alone, cards=(replace(alone.cards[0], open_share=math.nan),))
+    assert make_plan(closed, SETTINGS).groups == ()
+
+
+def test_an_unknown_share_does_not_keep_offline_work_from_giving_way() -> None:
+    online = view("chat", "online", quota=0.7, protected=True)
+    unknown = view("b", protected=True, quota=math.nan, effective=math.nan)
+    (group,) = make_plan(world(online, unknown, view("a", quota=0.5)), SETTINGS).groups
+    assert (group.kind, [c.after for c in group.changes]) == ("reserve", [pytest.approx(0.3)])
+
+
+def queue(pool: str, tenant: str, *, cluster: str = "c", **cards: float) -> QueueView:
+    return QueueView(Target("queue", cluster, name=f"{pool}/{tenant}"), tenant, **cards)
+
+
+def test_each_pool_keeps_its_own_cards_and_quotas() -> None:
+    queues = (
+        # All quota of the pool is handed out and in use: only the other pool has something idle.
+        queue("east", "red", quota=4, allocated=4, pending=2, free=2, capacity=4),
+        queue("west", "blue", quota=8, allocated=1, pending=0, free=7, capacity=8),
+        queue("west", "green", quota=0, allocated=0, pending=3, free=7, capacity=8),
+        queue("west", "gold", cluster="d", quota=1, allocated=1, pending=3, free=3, capacity=4),
+    )
+    plan = make_plan(PlannerInput(START, START, (), queues, (QUEUE,)), SETTINGS)
+    found = {str(g.changes[-1].target): [(c.target.name, c.before, c.after) for c in g.changes] for g in plan.groups}
+    assert found == {
+        "queue c/west/green": [("west/blue", 8, 5), ("west/green", 0, 3)],
+        "queue d/west/gold": [("west/gold", 1, 4)],
+    }
 
 
 def test_memory_stays_where_the_backend_can_hold_no_more() -> None:

@@ -12,17 +12,20 @@ from tuner.settings import TunerSettings
 def propose_memory(card: CardView, knobs: tuple[Knob, ...], settings: TunerSettings) -> tuple[Change, ...]:
     """Return increases for slices whose expected use comes within the margin of their memory quota.
 
-    Only what no quota on the card holds is handed out.
+    Only what no quota on the card holds is handed out. A slice without a known quota may take all that is left, so that
+    beside it nothing is.
     """
     knob = knob_for(knobs, MEMORY_KNOB, "slice", card.sharing)
-    if knob is None or math.isnan(card.memory_bytes):
+    if knob is None:
         return ()
-    free = card.memory_bytes - sum(s.memory_quota_bytes for s in card.slices if not math.isnan(s.memory_quota_bytes))
+    free = card.memory_bytes - sum(s.memory_quota_bytes for s in card.slices)
+    if math.isnan(free):
+        return ()
     changes: list[Change] = []
     for view in card.slices:
         known = [v for v in (view.memory_need_bytes, view.memory_peak_bytes) if not math.isnan(v)]
         need = max(known, default=math.nan)
-        if math.isnan(need) or math.isnan(view.memory_quota_bytes):
+        if math.isnan(need):
             continue
         wanted = need * (1.0 + settings.memory_margin)
         grow = min(wanted - view.memory_quota_bytes, free)

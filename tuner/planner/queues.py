@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 
 from tuner.model import Change, Knob
@@ -12,13 +13,21 @@ from tuner.planner.views import QUEUE_KNOB, QueueView, knob_for
 def propose_queue_moves(queues: Sequence[QueueView], knobs: tuple[Knob, ...]) -> list[tuple[Change, ...]]:
     """Return one group of changes for each queue whose waiting work fits what is free but not its quota.
 
-    The room comes first from what the pool's quotas leave over, then from queues that neither use nor wait for theirs:
-    their decreases stand in the same group. What is free is handed out by weight, so that two queues are never promised
-    the same card.
+    Each pool of each cluster is looked at by itself: the cards and quotas of one are no room in another. Within a pool
+    the room comes first from what the quotas leave over, then from queues that neither use nor wait for theirs: their
+    decreases stand in the same group. What is free is handed out by weight, so that two queues are never promised the
+    same card.
     """
     knob = knob_for(knobs, QUEUE_KNOB, "queue", None)
     if knob is None:
         return []
+    pools: dict[tuple[str, str], list[QueueView]] = defaultdict(list)
+    for queue in queues:
+        pools[queue.target.cluster, queue.target.name.partition("/")[0]].append(queue)
+    return [group for _, pool in sorted(pools.items()) for group in _moves_within(pool, knob)]
+
+
+def _moves_within(queues: Sequence[QueueView], knob: Knob) -> list[tuple[Change, ...]]:
     known = [q for q in queues if q.quota >= 0 and not math.isnan(q.allocated + q.pending + q.free)]
     quotas = {q: q.quota for q in known}
     spare = min((q.capacity for q in known if not math.isnan(q.capacity)), default=math.inf)

@@ -40,14 +40,17 @@ def propose_shares(card: CardView, knobs: tuple[Knob, ...], settings: TunerSetti
     if not tunable:
         return None
     fixed = [s for s in card.slices if not s.online and not _tunable(s)]
-    held = sum(_or_zero(s.effective) for s in fixed) + card.open_share
+    taken = [*(s.effective for s in fixed), card.open_share]
+    held = sum(share for share in taken if not math.isnan(share))
+    # Whoever has a share that nobody knows may have the whole rest of the card: nothing is left to give.
+    known = not any(math.isnan(share) for share in taken)
     room_lead = _room(card, settings, held, hold=False)
     room_hold = _room(card, settings, held, hold=True)
     total = sum(s.quota for s in tunable)
     if total > room_lead + 1e-9:
         wanted = _divide(tunable, max(room_lead, 0.0))
         why = f"online work on {card.gpu} may need the card back: offline shares fall to {_percent(room_lead)} in all"
-    elif room_hold > total + 1e-9:
+    elif known and room_hold > total + 1e-9:
         wanted = _divide(tunable, room_hold)
         why = f"{_percent(room_hold - total)} of {card.gpu} is not needed by online work in the hours ahead"
     else:
@@ -63,10 +66,6 @@ def propose_shares(card: CardView, knobs: tuple[Knob, ...], settings: TunerSetti
 
 def _tunable(view: SliceView) -> bool:
     return not view.online and not view.protected and not math.isnan(view.quota)
-
-
-def _or_zero(value: float) -> float:
-    return 0.0 if math.isnan(value) else value
 
 
 def _room(card: CardView, settings: TunerSettings, held: float, *, hold: bool) -> float:

@@ -67,7 +67,10 @@ class SliceView:
 
 @dataclass(frozen=True, slots=True)
 class CardView:
-    """One card and the slices on it; `open_share` is what newly admitted work may take of it without asking."""
+    """One card and the slices on it.
+
+    `open_share` is what newly admitted work may take of it beside the quotas that are granted; NaN: not known.
+    """
 
     cluster: str
     node: str
