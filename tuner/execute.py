@@ -41,6 +41,9 @@ _ARRIVED: tuple[_Leg, ...] = (
     (_S.VERIFYING, "its effect is being watched", None),
 )
 
+_OUT_OF_PLACE = "it was planned on simulated rows: it only goes to the simulator or a dry run"
+_LEFT_AS = {_S.INTENT: _S.REFUSED, _S.APPLIED: _S.NOT_APPLIED, _S.VERIFYING: _S.ROLLBACK_BLOCKED}
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -98,7 +101,9 @@ class Executor:
                 read_back_seconds=max(knob.read_back_seconds, known.read_back_seconds),
             )
 
-    def execute(self, group_id: str, *, still_ok: Recheck | None = None) -> Step:
+    def execute(  # noqa: PLR0911 - one return for each way it can end
+        self, group_id: str, *, still_ok: Recheck | None = None
+    ) -> Step:
         """Carry out a planned (mode auto) or approved group.
 
         Args:
@@ -108,7 +113,8 @@ class Executor:
 
         Returns:
             Where the group is now. It stays as it was (an approved one may be tried again) when the kill switch is
-            on, the backend cannot be read, or `still_ok` is against it before the intent.
+            on, the backend cannot be read, or `still_ok` is against it before the intent. It is refused when it was
+            planned on simulated rows and the backend is a real one.
 
         Raises:
             LeaseLostError: another tuner acts; nothing was written by this one afterwards.
@@ -116,6 +122,8 @@ class Executor:
             StateMovedError: it is not waiting.
         """
         record = self._waiting(group_id)
+        if self._is_out_of_place(record):
+            return self._step(record, _S.REFUSED, _OUT_OF_PLACE)
         pause = killswitch.read(self._kill_switch)
         if not pause.allows_new:
             return Step(group_id, record.state, str(pause))
@@ -133,7 +141,7 @@ class Executor:
         if against is not None:
             return Step(group_id, record.state, against)
         delay = self._delay_seconds(group)
-        self._step(record, _S.INTENT, "on its way", self._intent_body(group, before, delay))
+        self._step(record, _S.INTENT, "on its way", self._intent_body(record, before, delay))
         if self._revalidate_seconds > 0 and not group.fast:
             self._clock.wait(self._revalidate_seconds)
         return self._write(record, group, delay, still_ok)
@@ -152,6 +160,8 @@ class Executor:
         Used after a lost answer, for writes that take long, and after a crash (`recover`). A verifying group only
         moves here when somebody else changed its values.
         """
+        if self._is_out_of_place(record):
+            return self._leave(record)
         if record.state is _S.ROLLING_BACK:
             return self._undo(record)
         try:
@@ -164,6 +174,17 @@ class Executor:
         if place is Place.AFTER:
             return Step(record.id, record.state, "being watched") if watched else self._arrived(record)
         return self._absent(record, place)
+
+    def _is_out_of_place(self, record: GroupRecord) -> bool:
+        return record.simulated and not (self._backend.simulated or self._backend.changes_nothing)
+
+    def _leave(self, record: GroupRecord) -> Step:
+        """Close what was planned on simulated rows and met a real backend: not even its values are read."""
+        if record.state in _LEFT_AS:
+            return self._step(record, _LEFT_AS[record.state], _OUT_OF_PLACE)
+        way: list[_Leg] = [(_S.ROLLING_BACK, _OUT_OF_PLACE, None), (_S.ROLLBACK_BLOCKED, _OUT_OF_PLACE, None)]
+        self._walk(record, way[1:] if record.state is _S.ROLLING_BACK else way)
+        return Step(record.id, _S.ROLLBACK_BLOCKED, _OUT_OF_PLACE)
 
     def _absent(self, record: GroupRecord, place: Place) -> Step:
         """Decide about values that are not there yet: wait, undo a half, or give up."""
@@ -209,6 +230,8 @@ class Executor:
         Budgets and cooldowns do not hold a rollback; the kill switch at `freeze_all` does. Values that somebody else
         changed meanwhile are left alone: `rollback_blocked`.
         """
+        if self._is_out_of_place(record):
+            return self._leave(record)
         pause = killswitch.read(self._kill_switch)
         if not pause.allows_rollback:
             return Step(record.id, record.state, str(pause))
@@ -355,11 +378,11 @@ class Executor:
             return record.updated_at + AWAY_REST
         return record.updated_at + timedelta(seconds=GRACE_SECONDS)
 
-    def _intent_body(self, group: Group, before: BackendState, delay: float) -> dict[str, Any]:
+    def _intent_body(self, record: GroupRecord, before: BackendState, delay: float) -> dict[str, Any]:
         return {
             "backend": self._backend.name,
-            "simulated": self._backend.simulated,
-            "changes": [_change_body(c, before) for c in group.changes],
+            "simulated": record.simulated,
+            "changes": [_change_body(c, before) for c in in_order(record.group.changes)],
             "settle_by": (self._clock.now() + timedelta(seconds=delay)).isoformat(),
         }
 

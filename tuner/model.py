@@ -178,7 +178,10 @@ class ApplyResult:
 
 
 class Backend(Protocol):
-    """The enforcement backend. Every implementation passes `tuner.backends.conformance`."""
+    """The enforcement backend. Every implementation passes `tuner.backends.conformance`.
+
+    A class that names this one as its base inherits the answers of a real backend: not simulated, and it acts.
+    """
 
     @property
     def name(self) -> str:
@@ -187,8 +190,13 @@ class Backend(Protocol):
 
     @property
     def simulated(self) -> bool:
-        """Whether nothing real is behind it."""
-        ...
+        """Whether a simulation is behind it, and nothing real."""
+        return False
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether `apply` only pretends: what was applied is gone with the process, and nobody else sees it."""
+        return False
 
     def knobs(self) -> Sequence[Knob]:
         """Say what can be set, and at which cost."""

@@ -63,6 +63,11 @@ class SimulatorBackend:
         """Nothing real is behind it."""
         return True
 
+    @property
+    def changes_nothing(self) -> bool:
+        """The simulated work feels every change."""
+        return False
+
     def knobs(self) -> Sequence[Knob]:
         """Say what can be set, and at which cost."""
         delay = self.read_back_seconds

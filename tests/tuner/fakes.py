@@ -97,7 +97,8 @@ class FakeBackend:
     knob_list: tuple[Knob, ...] = KNOBS
 
     name = "fake"
-    simulated = True
+    simulated: bool = True
+    changes_nothing: bool = False
 
     def knobs(self) -> Sequence[Knob]:
         return self.knob_list
@@ -182,7 +183,7 @@ def world_of(states: Sequence[TargetState], now: datetime = START, **rest: objec
         "now": now,
         "state": BackendState(now, targets),
         "knobs": KNOBS,
-        "simulated_backend": True,
+        "harmless_backend": True,
         "capacity": dict.fromkeys(domains, whole),
         "health": dict.fromkeys(domains, ()),
         "vitals": Vitals(cards=16, cards_before=16, activity=0.4, activity_before=0.4),

@@ -60,6 +60,7 @@ def test_dry_run_says_what_it_would_do_and_touches_nothing() -> None:
     assert dry.read([A]).targets[A].values == {"sm_quota_ratio": 0.5}
     assert dry.read([A]).targets[A].generation == "1+1"
     assert real.writes == []
+    assert (dry.simulated, dry.changes_nothing) == (False, True)
     assert dry.predict(wanted) == ()
 
 

@@ -53,10 +53,12 @@ class Bench:
         assert self.lease.acquire()
         self.executor = Executor(self.state, self.backend, self.clock, self.lease, self.kill_switch, patience_seconds=3)
 
-    def planned(self, *groups: Group, decision: Decision = "go", name: str = "p1") -> None:
+    def planned(self, *groups: Group, decision: Decision = "go", name: str = "p1", simulated: bool = False) -> None:
         now = self.clock.now()
-        records = [GroupRecord(g, name, ChangeState.PLANNED, decision, "test", now, now) for g in groups]
-        record_plan(self.state, plan(*groups, now=now, name=name), records, [], actor="test", now=now)
+        records = [GroupRecord(g, name, ChangeState.PLANNED, decision, "test", now, now, simulated) for g in groups]
+        record_plan(
+            self.state, plan(*groups, now=now, name=name, simulated=simulated), records, [], actor="test", now=now
+        )
 
     def state_of(self, name: str = "g1") -> ChangeState:
         record = get_group(self.state, name)
@@ -483,6 +485,69 @@ def test_a_group_whose_targets_are_all_gone_ends(
     assert bench.executor.recover()[0].state in {ChangeState.APPLIED, ChangeState.VERIFYING, ChangeState.ROLLING_BACK}
     bench.clock.advance(3600)
     assert bench.executor.recover()[0].state is final
+
+
+def simulated_in(bench: Bench, faults: list[str]) -> None:
+    """A change of simulated rows is under way on the simulator; then a tuner of a real fleet takes the same state."""
+    bench.planned(MOVE, simulated=True)
+    bench.backend.faults = faults
+    bench.executor.execute("g1")
+    bench.backend.simulated = False
+    bench.backend.writes.clear()
+
+
+def test_a_simulated_change_is_refused_by_a_real_backend(bench: Bench) -> None:
+    bench.backend.simulated = False
+    bench.planned(MOVE, simulated=True)
+    bench.backend.unreadable = 1  # a read would say so
+    step = bench.executor.execute("g1")
+    assert (step.state, bench.events(), bench.backend.writes) == (ChangeState.REFUSED, ["refused"], [])
+    assert step.reason == "it was planned on simulated rows: it only goes to the simulator or a dry run"
+    bench.planned(group(*MOVE.changes, name="g2"), name="p2")
+    bench.backend.unreadable = 0
+    assert bench.executor.execute("g2").state is ChangeState.VERIFYING
+
+
+@pytest.mark.parametrize(
+    ("faults", "under_way", "left_as"),
+    [
+        (["lost_before"], ChangeState.INTENT, ChangeState.REFUSED),
+        (["half"], ChangeState.INTENT, ChangeState.REFUSED),
+        (["late"], ChangeState.APPLIED, ChangeState.NOT_APPLIED),
+        ([], ChangeState.VERIFYING, ChangeState.ROLLBACK_BLOCKED),
+    ],
+)
+def test_a_simulated_change_is_neither_settled_nor_undone_on_a_real_backend(
+    bench: Bench, faults: list[str], under_way: ChangeState, left_as: ChangeState
+) -> None:
+    simulated_in(bench, faults)
+    bench.restart()
+    bench.backend.unreadable = 1
+    assert bench.state_of() is under_way
+    (step,) = bench.executor.recover()
+    assert (step.state, bench.backend.writes, bench.backend.unreadable) == (left_as, [], 1)
+    assert step.reason.startswith("it was planned on simulated rows")
+    assert bench.events()[-1] == left_as.value
+    assert open_groups(bench.state) == []
+
+
+@pytest.mark.parametrize("under_way", [True, False])
+def test_a_roll_back_of_a_simulated_change_is_refused_on_a_real_backend(bench: Bench, under_way: bool) -> None:
+    simulated_in(bench, ["applied", "retry_later"] if under_way else [])
+    record = get_group(bench.state, "g1")
+    assert record is not None
+    if under_way:  # it began on the simulator
+        bench.backend.simulated = True
+        assert bench.executor.roll_back(record, "bad").state is ChangeState.ROLLING_BACK
+        bench.backend.simulated = False
+        assert bench.executor.recover()[0].state is ChangeState.ROLLBACK_BLOCKED
+    else:
+        bench.executor.close(record, ChangeState.CONFIRMED, "kept")
+        record = get_group(bench.state, "g1")
+        assert record is not None
+        assert bench.executor.roll_back(record, "somebody asks").state is ChangeState.ROLLBACK_BLOCKED
+    assert bench.backend.writes == []
+    assert bench.events()[-2:] == ["rolling_back", "rollback_blocked"]
 
 
 def test_the_last_check_of_a_roll_back_can_refuse_it(bench: Bench) -> None:

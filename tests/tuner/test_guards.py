@@ -102,10 +102,10 @@ def test_kill_switch(level: Freeze) -> None:
 
 def test_simulated_plans_only_go_to_simulated_backends() -> None:
     wanted = group(RAISE)
-    result = run_guards(plan(wanted, simulated=True), world_of(STATES, simulated_backend=False), SETTINGS)
+    result = run_guards(plan(wanted, simulated=True), world_of(STATES, harmless_backend=False), SETTINGS)
     assert result.drops[0].guard == "simulation"
     assert run_guards(plan(wanted, simulated=True), world_of(STATES), SETTINGS).groups == (wanted,)
-    assert run_guards(plan(wanted), world_of(STATES, simulated_backend=False), SETTINGS).groups == (wanted,)
+    assert run_guards(plan(wanted), world_of(STATES, harmless_backend=False), SETTINGS).groups == (wanted,)
 
 
 @pytest.mark.parametrize(
@@ -542,10 +542,14 @@ def test_world_with_defaults_holds_everything() -> None:
 def test_guards_once_more_before_the_write() -> None:
     fresh = BackendState(START + timedelta(seconds=15), {A: STATES[0]})
     whole = world_of(STATES)
-    assert still_allowed(group(RAISE), whole, fresh, SETTINGS) is None
+    assert still_allowed(group(RAISE), whole, fresh, SETTINGS, simulated=True) is None
     moved = BackendState(fresh.read_at, {A: held(A, {"sm_quota_ratio": 0.25}, workload="a")})
-    assert "it is 0.25 now" in (still_allowed(group(RAISE), whole, moved, SETTINGS) or "")
+    assert "it is 0.25 now" in (still_allowed(group(RAISE), whole, moved, SETTINGS, simulated=True) or "")
+    real = replace(whole, harmless_backend=False)
+    assert still_allowed(group(RAISE), real, fresh, SETTINGS, simulated=False) is None
+    said = still_allowed(group(RAISE), real, fresh, SETTINGS, simulated=True)
+    assert said == "simulation: a simulated plan only goes to the simulator or a dry run"
     # what would only be lessened is not written either
-    less = still_allowed(group(change(A, 0.2, 0.5)), whole, fresh, SETTINGS)
+    less = still_allowed(group(change(A, 0.2, 0.5)), whole, fresh, SETTINGS, simulated=False)
     assert less is not None
     assert less.startswith("capacity: ")

@@ -52,9 +52,10 @@ class BackendConformance:
         return change
 
     def test_describes_itself(self, backend: Backend) -> None:
-        """It has a name and says whether it is real."""
+        """It has a name, says whether it is real (`simulated`) and whether it acts (`changes_nothing`)."""
         assert backend.name
         assert isinstance(backend.simulated, bool)
+        assert isinstance(backend.changes_nothing, bool)
 
     def test_knobs_are_sane(self, backend: Backend) -> None:
         """Quanta are positive, ranges are not empty, and no knob is declared twice."""

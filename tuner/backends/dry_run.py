@@ -47,7 +47,12 @@ class DryRunBackend:
 
     @property
     def simulated(self) -> bool:
-        """Nothing real is changed."""
+        """What it reads is real."""
+        return False
+
+    @property
+    def changes_nothing(self) -> bool:
+        """It pretends."""
         return True
 
     def knobs(self) -> Sequence[Knob]:

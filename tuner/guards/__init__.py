@@ -47,7 +47,9 @@ def run_guards(plan: Plan, world: World, settings: TunerSettings) -> GuardedPlan
     return run_chain(plan, world, settings, GUARDS)
 
 
-def still_allowed(group: Group, world: World, fresh: BackendState, settings: TunerSettings) -> str | None:
+def still_allowed(
+    group: Group, world: World, fresh: BackendState, settings: TunerSettings, *, simulated: bool
+) -> str | None:
     """Run the guards on one group once more, on a fresh read of its targets; return the first reason against it.
 
     For `Executor.execute(still_ok=...)`. A group that would only be lessened is not carried out either: what is
@@ -58,10 +60,11 @@ def still_allowed(group: Group, world: World, fresh: BackendState, settings: Tun
         world: as for the plan, or newer.
         fresh: a read of at least the group's targets.
         settings: the tuner's.
+        simulated: whether the group was planned on simulated rows.
     """
     state = BackendState(fresh.read_at, {**world.state.targets, **fresh.targets})
     now = max(world.now, fresh.read_at)
-    plan = Plan("recheck", now, fresh.read_at, (group,), simulated=world.simulated_backend)
+    plan = Plan("recheck", now, fresh.read_at, (group,), simulated=simulated)
     drops = run_guards(plan, replace(world, now=now, state=state), settings).drops
     return f"{drops[0].guard}: {drops[0].reason}" if drops else None
 

@@ -55,7 +55,7 @@ def _scope_of(change: Change, facts: Facts) -> str | None:
 
 def simulation(_group: Group, facts: Facts, _settings: TunerSettings) -> str | None:
     """A simulated plan never reaches a real backend."""
-    if facts.plan.simulated and not facts.world.simulated_backend:
+    if facts.plan.simulated and not facts.world.harmless_backend:
         return "a simulated plan only goes to the simulator or a dry run"
     return None
 

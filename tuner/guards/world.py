@@ -43,7 +43,7 @@ class World:
         now: the instant of the decision.
         state: a fresh read of the backend.
         knobs: what the backend can set.
-        simulated_backend: nothing real is behind the backend (simulator, dry run).
+        harmless_backend: nothing real can be changed through the backend (simulator, dry run).
         capacity: card or pool (see `domain_of`) -> knob -> what its quotas may sum to (sm_quota_ratio: 1).
         health: card -> evidence against it (XID, row remap pending, PCIe trained down, ...); empty: looked at and
             found healthy; a card that is absent is unknown, and unknown is not healthy.
@@ -67,7 +67,7 @@ class World:
     now: datetime
     state: BackendState
     knobs: Sequence[Knob]
-    simulated_backend: bool
+    harmless_backend: bool
     capacity: Mapping[Target, Mapping[str, float]]
     health: Mapping[Target, tuple[str, ...]]
     vitals: Vitals | None

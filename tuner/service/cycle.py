@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
 
 from analyzer.findings import Finding
 from analyzer.protocols import Detector
@@ -23,7 +24,7 @@ from tuner.execute import REVALIDATE_SECONDS, Executor, Step, frozen_targets
 from tuner.guards import FAILED_PAST, PAST, Vitals, World, run_guards, still_allowed
 from tuner.journal import LeaseLostError, StateMovedError, expire_waiting, record_plan
 from tuner.lease import Lease
-from tuner.model import Backend, Group, Plan
+from tuner.model import Backend, BackendState, Group, Plan
 from tuner.outcome import list_outcomes, proven_kinds, track_record
 from tuner.planner import make_plan, plan_fast
 from tuner.planner.reserve import reserve_share
@@ -93,6 +94,7 @@ class Tuner:
 
     def __init__(self, parts: TunerParts) -> None:
         self._parts = parts
+        self._harmless = parts.backend.simulated or parts.backend.changes_nothing
         self._watch = Watch(
             parts.store,
             parts.backend,
@@ -110,8 +112,8 @@ class Tuner:
             self._lease,
             parts.state_settings.kill_switch,
             actor=parts.holder,
-            revalidate_seconds=0.0 if parts.backend.simulated else REVALIDATE_SECONDS,
-            patience_seconds=0.0 if parts.backend.simulated else PATIENCE_SECONDS,
+            revalidate_seconds=0.0 if self._harmless else REVALIDATE_SECONDS,
+            patience_seconds=0.0 if self._harmless else PATIENCE_SECONDS,
         )
         self._windows = WindowCache(parts.store, parts.interval_seconds)
         self._findings: tuple[Finding, ...] = ()
@@ -257,14 +259,13 @@ class Tuner:
         written = record_plan(
             parts.state, plan, records, guarded.drops, actor=parts.holder, now=now, fence=self._lease.fence
         )
-        ready = [r.id for r in written if r.decision == "go"] + [r.id for r in approved]
-        steps += [
-            self._executor.execute(
-                group_id, still_ok=lambda group, fresh: still_allowed(group, world, fresh, parts.settings)
-            )
-            for group_id in ready
-        ]
+        for record in [*(r for r in written if r.decision == "go"), *approved]:
+            still_ok = partial(self._still_allowed, world, record.simulated)
+            steps.append(self._executor.execute(record.id, still_ok=still_ok))
         return CycleResult(now, "", plan.id, tuple(written), guarded.drops, tuple(steps))
+
+    def _still_allowed(self, world: World, simulated: bool, group: Group, fresh: BackendState) -> str | None:
+        return still_allowed(group, world, fresh, self._parts.settings, simulated=simulated)
 
     def _clock_jump(self) -> float:
         """Return by how many seconds the wall clock moved against the monotonic one since it was last asked."""
@@ -298,7 +299,7 @@ class Tuner:
             now=now,
             state=sight.state,
             knobs=sight.planner.knobs,
-            simulated_backend=parts.backend.simulated,
+            harmless_backend=self._harmless,
             capacity=sight.capacity,
             health=sight.health,
             vitals=self._vitals,
