@@ -322,6 +322,8 @@ def _idle_stretch(card: Card, j: int, below: float) -> dict[str, Any]:
     if not active.any() and told * 1000 > card.start_ms + (last + 1) * step - since_ms:
         since_ms = int(card.start_ms + (last + 1) * step - told * 1000)
     memory = card.of_slices("memory_used_bytes")[:, j]
+    if card.holdings[j].kind == "whole":  # the card's own memory is not written to its slice
+        memory = np.where(np.isnan(memory) & card.alive[:, j], card.of_card("memory_used_bytes"), memory)
     held_memory = memory[~np.isnan(memory)]
     return {
         "since_ms": since_ms,

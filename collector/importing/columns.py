@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import re
 from dataclasses import dataclass
@@ -54,7 +55,9 @@ FACT_COLUMNS: dict[str, tuple[str, float | None]] = {
 }
 
 # What a cell says instead of a number: absent (the tool does not tell), or an error of the device.
-_NOT_TOLD = "n/a|not supported|not active|insufficient permissions|requested functionality has been deprecated"
+_NOT_TOLD = (
+    "n/a|not found|not supported|not active|insufficient permissions|requested functionality has been deprecated"
+)
 _ABSENT = re.compile(rf"^(|-|\[?({_NOT_TOLD})\]?)$", re.IGNORECASE)
 _DEVICE_ERROR = re.compile(r"err!|\[?(unknown error|gpu requires reset|gpu is lost)\]?", re.IGNORECASE)
 _NUMBER = re.compile(r"^([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*(%|MiB|W|MHz|C|ms)?$")
@@ -74,7 +77,7 @@ def read_cell(text: str, field: str, scale: float) -> Cell:
     stripped = text.strip()
     if _ABSENT.match(stripped):
         return Cell(math.nan)
-    if _DEVICE_ERROR.match(stripped):
+    if is_device_error(stripped):
         return Cell(math.nan, f"the device answered {stripped!r}", device_error=True)
     match = _NUMBER.match(stripped)
     if match is None:
@@ -84,6 +87,39 @@ def read_cell(text: str, field: str, scale: float) -> Cell:
     if not spec.low <= value <= spec.high:
         return Cell(math.nan, f"out of range: {stripped[:40]}")
     return Cell(value)
+
+
+def fact_text(text: str, scale: float | None) -> str:
+    """Return a fact's value in its base unit; empty where the cell tells none."""
+    stripped = text.strip()
+    if not told(stripped):
+        return ""
+    if scale is None:
+        return stripped
+    match = _NUMBER.match(stripped)
+    value = math.nan if match is None else float(match[1]) * scale
+    return f"{value:.0f}" if math.isfinite(value) else ""
+
+
+def told(text: str) -> bool:
+    """Whether a cell says something, neither absent nor an error of the device."""
+    stripped = text.strip()
+    return not _ABSENT.match(stripped) and not is_device_error(stripped)
+
+
+def is_device_error(text: str) -> bool:
+    """Whether a cell holds an error of the device instead of a value."""
+    return _DEVICE_ERROR.match(text.strip()) is not None
+
+
+def split_row(line: str) -> list[str] | None:
+    """Return the cells of a CSV line; None where it is no text, or longer than a line can be."""
+    if "\0" in line:
+        return None
+    try:
+        return [cell.strip() for cell in next(csv.reader([line], skipinitialspace=True), [])]
+    except csv.Error:
+        return None
 
 
 def column_name(heading: str) -> str:

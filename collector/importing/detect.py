@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from enum import StrEnum
 
+from collector.importing.columns import split_row
+
 _LOOKED_AT = 40  # lines
+_BINARY_LOOKED_AT = 8192  # characters
+_BINARY_SHARE = 0.05  # of control characters and of bytes that are no text
 _SAMPLE = re.compile(r"^[A-Za-z_:][A-Za-z0-9_:]*(\{.*\})?\s+[-+]?(\d[\d.eE+-]*|NaN|Inf)(\s|$)")
 _METADATA = re.compile(r"^# (HELP|TYPE|UNIT|EOF)\b")
 _STAMP = re.compile(r"^\d{4}[-/]\d{2}[-/]\d{2}[ T]\d{2}:\d{2}")
@@ -31,6 +34,7 @@ class Format(StrEnum):
     JSON = "JSON document"
     HTTP = "HTTP error"
     EMPTY = "empty file"
+    BINARY = "binary file"
     UNKNOWN = "unknown format"
 
 
@@ -45,15 +49,29 @@ WHY_NOT: dict[Format, str] = {
     Format.JSON: "expected exposition text or a log, got JSON",
     Format.HTTP: "the exporter answered with an error, not with samples",
     Format.EMPTY: "nothing is in it: the exporter was reloading, or saw no GPU",
+    Format.BINARY: "expected text (UTF-8, or UTF-16 with a byte order mark), got a binary file",
     Format.UNKNOWN: "expected exposition text, or an nvidia-smi log with a header and time stamps",
 }
 
 
-def detect(text: str) -> Format:  # noqa: PLR0911 - one return a format
+def detect(text: str) -> Format:
     """Return the format of a file's content."""
-    lines = [line.strip() for line in text.splitlines()[: _LOOKED_AT * 5] if line.strip()][:_LOOKED_AT]
+    found = _told_by_lines(text)
+    return Format.BINARY if found in WHY_NOT and _is_binary(text) else found
+
+
+def _is_binary(text: str) -> bool:
+    looked_at = text[:_BINARY_LOOKED_AT]
+    strange = sum(c == "\ufffd" or (not c.isprintable() and not c.isspace()) for c in looked_at)
+    return strange > _BINARY_SHARE * len(looked_at)
+
+
+def _told_by_lines(text: str) -> Format:  # noqa: PLR0911 - one return a format
+    # A torn line (NULs that a crash left, a line without end) says nothing about the others.
+    lines = [line.strip() for line in text.splitlines()[: _LOOKED_AT * 5] if line.strip() and split_row(line)]
+    lines = lines[:_LOOKED_AT]
     if not lines:
-        return Format.EMPTY
+        return Format.EMPTY if not text.strip() else Format.UNKNOWN
     first = lines[0]
     if first.startswith("HTTP/"):
         return Format.HTTP
@@ -69,7 +87,7 @@ def detect(text: str) -> Format:  # noqa: PLR0911 - one return a format
         return Format.COUNTERS
     if first.startswith(("dcgm_", "#")) and any(", gauge," in line or ", counter," in line for line in lines):
         return Format.COUNTERS
-    cells = [cell.strip().lower() for cell in next(csv.reader([first]), [])]
+    cells = [cell.lower() for cell in split_row(first) or []]
     if len(cells) > 1 and "{" not in first:
         return _table(cells, first)
     if any(_METADATA.match(line) or _SAMPLE.match(line) for line in lines):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import hashlib
 import json
@@ -11,6 +12,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 from typing import Any, Literal
+
+import pyarrow as pa
 
 from collector.assemble import Assembler, Scrape
 from collector.batch import Batch, Fact, Subject
@@ -133,14 +136,14 @@ def _import_one(path: Path, store: Store, options: ImportOptions, known: set[str
     try:
         content = _content(path)
     except (OSError, zlib.error, ValueError, EOFError) as error:
-        return FileReport(str(path), Format.UNKNOWN, "rejected", f"it cannot be read: {error}")
-    text = content.decode("utf-8", errors="replace").replace("\r\n", "\n")
+        return FileReport(_said(path), Format.UNKNOWN, "rejected", f"it cannot be read: {error}")
+    text = _decoded(content)
     kind = detect(text)
     mark = f"import:{hashlib.sha256(content).hexdigest()}"
     if mark in known:
-        return FileReport(str(path), kind, "imported before")
+        return FileReport(_said(path), kind, "imported before")
     if kind in WHY_NOT:
-        return FileReport(str(path), kind, "rejected", WHY_NOT[kind])
+        return FileReport(_said(path), kind, "rejected", WHY_NOT[kind])
     report, batch = _read(kind, path, text, options)
     if report.status == "imported":
         _remember(batch, mark, path, options)
@@ -150,12 +153,16 @@ def _import_one(path: Path, store: Store, options: ImportOptions, known: set[str
 
 
 def _read(kind: Format, path: Path, text: str, options: ImportOptions) -> tuple[FileReport, Batch]:
-    report = FileReport(str(path), kind, "imported")
+    report = FileReport(_said(path), kind, "imported")
     try:
         capture = kind is Format.EXPOSITION
         result = _read_capture(path, text, options) if capture else _read_log(kind, path, text, options)
     except NotImportableError as error:
         report.status, report.reason = "rejected", str(error)
+        return report, Batch()
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError, pa.ArrowException) as error:
+        # What no reader foresaw is the fault of one file, and must not lose the others.
+        report.status, report.reason = "rejected", f"expected {kind}, got what its reader cannot read: {error!r}"
         return report, Batch()
     report.accepted = result.accepted
     report.rejected = {reason: (len(lines), lines[0]) for reason, lines in result.rejected.items()}
@@ -169,6 +176,18 @@ def _read(kind: Format, path: Path, text: str, options: ImportOptions) -> tuple[
     return report, result.batch
 
 
+def _said(path: Path) -> str:
+    """Return a path as text; bytes of a name that are no text are replaced."""
+    return str(path).encode("utf-8", "replace").decode("utf-8")
+
+
+def _decoded(content: bytes) -> str:
+    """Return text: UTF-8, or UTF-16 where a byte order mark says so; what is no text is replaced."""
+    wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    text = content.decode("utf-16" if wide else "utf-8-sig", errors="replace")
+    return text.replace("\r\n", "\n")
+
+
 def _content(path: Path) -> bytes:
     raw = path.read_bytes()
     if raw[:2] == b"\x1f\x8b":
@@ -180,7 +199,7 @@ def _content(path: Path) -> bytes:
 
 
 def _node(path: Path, options: ImportOptions) -> str:
-    return options.node or path.name.split(".", maxsplit=1)[0]
+    return options.node or _said(Path(path.name)).split(".", maxsplit=1)[0]
 
 
 def _read_log(kind: Format, path: Path, text: str, options: ImportOptions) -> LogResult:
@@ -203,11 +222,16 @@ def _read_capture(path: Path, text: str, options: ImportOptions) -> LogResult:
     )
     body = parse_exposition(text)
     assembler = Assembler(context)
-    target = TargetSettings(url=f"file:{path.name}", node=options.node)
+    target = TargetSettings(url=f"file:{_said(Path(path.name))}", node=options.node)
     result.batch = assembler.assemble(at, [Scrape(target, body)])
+    # One scrape has no cycle, and must not speak of that of a collector.
+    cycle = (Subject("cluster", options.cluster), "interval_seconds")
+    result.batch.facts = [fact for fact in result.batch.facts if (fact.subject, fact.name) != cycle]
     # A row waits one cycle for its holder: an empty second cycle lets it go.
     for name, table in assembler.assemble(at, []).rows.items():
-        result.batch.rows.setdefault(name, table)
+        before = result.batch.rows.get(name)
+        both = table if before is None else pa.concat_tables([before, table], promote_options="default")
+        result.batch.rows[name] = both
     for reject in body.rejects:
         result.rejected[reject.reason].append(reject.line)
     result.accepted = len(body.values)
@@ -218,5 +242,5 @@ def _remember(batch: Batch, mark: str, path: Path, options: ImportOptions) -> No
     """Write down that this content was imported, with the times that it got."""
     first = [table.column("time")[0].as_py() for table in batch.rows.values() if table.num_rows]
     at = min(first, default=datetime.fromtimestamp(path.stat().st_mtime, UTC))
-    note = json.dumps({"file": path.name, "start": at.isoformat()}, sort_keys=True)
+    note = json.dumps({"file": _said(Path(path.name)), "start": at.isoformat()}, sort_keys=True)
     batch.facts.append(Fact(Subject("cluster", options.cluster), mark, note, at, "declared"))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
 from itertools import pairwise
@@ -15,7 +14,16 @@ from statistics import median
 import numpy as np
 
 from collector.batch import Batch, Event, Fact, Reject, Severity, Subject, make_rows
-from collector.importing.columns import FACT_COLUMNS, GPU_COLUMNS, column_name, read_cell
+from collector.importing.columns import (
+    FACT_COLUMNS,
+    GPU_COLUMNS,
+    column_name,
+    fact_text,
+    is_device_error,
+    read_cell,
+    split_row,
+    told,
+)
 from collector.schema import UNKNOWN
 
 _IDENTITY = ("uuid", "gpu_uuid")
@@ -71,7 +79,7 @@ def read_query(text: str, place: LogPlace) -> LogResult:
 
 
 def read_dmon(text: str, place: LogPlace) -> LogResult:
-    """Read a dmon log with `-o DT`: columns by name from the `#` lines."""
+    """Read a dmon log with `-o DT`: columns by name from the `#` lines, which may change on the way."""
     result = LogResult(Batch())
     names: list[str] = []
     samples: list[_Sample] = []
@@ -80,46 +88,87 @@ def read_dmon(text: str, place: LogPlace) -> LogResult:
         if line.lstrip().startswith("#"):
             names = [w.lower() for w in words] if "gpu" in (w.lower() for w in words) else names
         elif words:
-            if len(words) != len(names):
-                result.rejected[f"expected {len(names)} columns, got another number"].append(number)
-                continue
-            cells = dict(zip(names, words, strict=True))
-            at = _instant(f"{_dashed(cells.pop('date'))} {cells.pop('time')}", place, result)
-            if at is None:
-                result.rejected["expected a date and a time"].append(number)
+            read = _dmon_sample(number, names, words, place, result)
+            if isinstance(read, str):
+                result.rejected[read].append(number)
             else:
-                samples.append(_Sample(number, at, f"{place.node}/{cells.pop('gpu')}", cells))
+                samples.append(read)
     _build_cards(samples, place, result)
     return result
 
 
+def _dmon_sample(number: int, names: list[str], words: list[str], place: LogPlace, result: LogResult) -> _Sample | str:
+    """Return the sample of a line, or the reason why there is none."""
+    if "pid" in names or not {"date", "time", "gpu"} <= set(names):
+        return "expected a heading with Date, Time and gpu above it (dmon -o DT)"
+    if len(words) != len(names):
+        return f"expected {len(names)} columns, got another number"
+    cells = dict(zip(names, words, strict=True))
+    at = _instant(f"{_dashed(cells.pop('date'))} {cells.pop('time')}", place, result)
+    if at is None:
+        return "expected a date and a time"
+    index = cells.pop("gpu")
+    return _Sample(number, at, f"{place.node}/{index}", cells) if index.isdecimal() else "expected the number of a card"
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """One line of a --query-compute-apps log."""
+
+    at: datetime
+    gpu: str
+    pid: str
+    name: str
+    memory_bytes: float
+
+
 def read_apps(text: str, place: LogPlace) -> LogResult:
-    """Read a --query-compute-apps log: memory of each process, as slices of unknown tenants."""
+    """Read a --query-compute-apps log: memory of each process, as slices of unknown tenants.
+
+    A slice is `<host>/<pid>.<start>`; the log does not tell the start, so that the first time that it shows the process
+    stands for it, in seconds since the epoch.
+    """
     result = LogResult(Batch())
-    rows: list[tuple[int, str, str, str, float]] = []
+    rows: list[_Process] = []
+    invalid: list[tuple[_Process, str, bool]] = []
     for number, cells in _rows(text, result):
         at = _instant(cells.get("timestamp", ""), place, result)
-        card = cells.get("gpu_uuid") or cells.get("gpu_bus_id") or ""
-        memory = read_cell(cells.get("used_gpu_memory", "") or cells.get("used_memory", ""), "memory_used_bytes", _MIB)
-        if at is None or not card or not cells.get("pid"):
+        card = next((cells[c] for c in ("gpu_uuid", "gpu_bus_id") if told(cells.get(c, ""))), "")
+        pid = cells.get("pid", "")
+        if at is None or not card or not pid.isdecimal():
             result.rejected["expected a time stamp, a card and a pid"].append(number)
             continue
-        name = cells.get("process_name", UNKNOWN).replace("\\", "/").rsplit("/", 1)[-1] or UNKNOWN
-        rows.append((_ms(at), card, f"{place.node}/{cells['pid']}", name, memory.value))
+        name = cells.get("process_name", "")
+        name = name.replace("\\", "/").rsplit("/", 1)[-1] if told(name) else ""
+        memory = read_cell(cells.get("used_gpu_memory", "") or cells.get("used_memory", ""), "memory_used_bytes", _MIB)
+        rows.append(_Process(at, card, pid, name or UNKNOWN, memory.value))
         result.accepted += 1
         if memory.reason:
-            result.rejected[memory.reason].append(number)
+            result.rejected[f"memory_used_bytes: {memory.reason}"].append(number)
+            invalid.append((rows[-1], memory.reason, memory.device_error))
+    starts: dict[tuple[str, str], datetime] = {}
+    for row in rows:
+        starts[row.pid, row.name] = min(row.at, starts.get((row.pid, row.name), row.at))
+
+    def slice_of(row: _Process) -> str:
+        return f"{place.node}/{row.pid}.{int(starts[row.pid, row.name].timestamp())}"
+
+    for row, reason, device_error in invalid:
+        subject = Subject("slice", place.cluster, place.node, row.gpu, slice_of(row))
+        result.batch.rejects.append(Reject(subject, "memory_used_bytes", reason, row.at))
+        if device_error:
+            _report_device(Subject("gpu", place.cluster, place.node, row.gpu), reason, row.at, result)
     if rows:
         tags = {
             "cluster": [place.cluster] * len(rows),
             "node": [place.node] * len(rows),
-            "gpu": [r[1] for r in rows],
-            "slice": [r[2] for r in rows],
+            "gpu": [r.gpu for r in rows],
+            "slice": [slice_of(r) for r in rows],
             "tenant": [UNKNOWN] * len(rows),
-            "workload": [r[3] for r in rows],
+            "workload": [r.name for r in rows],
         }
-        values = {"memory_used_bytes": np.array([r[4] for r in rows])}
-        result.batch.rows["slice"] = make_rows("slice", [r[0] for r in rows], tags, values)
+        values = {"memory_used_bytes": np.array([r.memory_bytes for r in rows])}
+        result.batch.rows["slice"] = make_rows("slice", [_ms(r.at) for r in rows], tags, values)
     return result
 
 
@@ -129,7 +178,10 @@ def _rows(text: str, result: LogResult) -> Iterator[tuple[int, dict[str, str]]]:
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
-        cells = [cell.strip() for cell in next(csv.reader([line], skipinitialspace=True))]
+        cells = split_row(line)
+        if cells is None:
+            result.rejected["expected a line of text, got NUL characters or a cell without end"].append(number)
+            continue
         headings = [column_name(cell) for cell in cells]
         if not names or headings == names:
             names = names or headings
@@ -141,47 +193,55 @@ def _rows(text: str, result: LogResult) -> Iterator[tuple[int, dict[str, str]]]:
 
 def _samples(text: str, place: LogPlace, result: LogResult) -> list[_Sample]:
     rows = list(_rows(text, result))
-    card_of = _card_namer([cells for _, cells in rows], place, result)
+    columns = _card_columns([cells for _, cells in rows], result)
     samples: list[_Sample] = []
     for number, cells in rows:
         at = _instant(cells.get("timestamp", ""), place, result)
         if at is None:
             result.rejected["expected a time stamp"].append(number)
             continue
-        samples.append(_Sample(number, at, card_of(cells), cells))
+        gpu = _card(cells, columns, place.node)
+        errors = {cells[name] for name in columns if is_device_error(cells[name])}
+        for cell in sorted(errors):
+            subject = Subject("gpu" if gpu else "node", place.cluster, place.node, gpu)
+            result.rejected[f"identity: the device answered {cell!r}"].append(number)
+            _report_device(subject, f"the device answered {cell!r}", at, result)
+        if gpu:
+            samples.append(_Sample(number, at, gpu, cells))
+        elif not errors:
+            result.rejected["expected the UUID or the number of a card"].append(number)
     return samples
 
 
-class _CardNamer:
-    """Names the card of a row: UUID, else index, else the only card of the node."""
+def _card(cells: dict[str, str], columns: list[str], node: str) -> str:
+    """Name the card of a row: UUID, else index, else (no column names cards) the only card; empty: it tells none."""
+    for name in columns:
+        cell = cells[name]
+        if name in _IDENTITY and told(cell):
+            return cell
+        if name in _INDEX and cell.isdecimal():
+            return f"{node}/{cell}"
+    return "" if columns else f"{node}/0"
 
-    def __init__(self, column: str, node: str) -> None:
-        self._column, self._node = column, node
 
-    def __call__(self, cells: dict[str, str]) -> str:
-        if not self._column:
-            return f"{self._node}/0"
-        return cells[self._column] if self._column in _IDENTITY else f"{self._node}/{cells[self._column]}"
-
-
-def _card_namer(rows: Sequence[dict[str, str]], place: LogPlace, result: LogResult) -> _CardNamer:
+def _card_columns(rows: list[dict[str, str]], result: LogResult) -> list[str]:
+    """Return the columns that name the card, the better first: one with its UUID, one with its number."""
     columns = rows[0].keys() if rows else ()
-    for name in _IDENTITY:
-        if name in columns:
-            return _CardNamer(name, place.node)
+    identity = [name for name in _IDENTITY if name in columns][:1]
     present = [name for name in _INDEX if name in columns]
-    if present:
-        # A loop that asks each card alone prints index 0 on every row: the column that varies is the card's number.
-        varying = [name for name in present if len({row[name] for row in rows}) > 1]
+    # A loop that asks each card alone prints index 0 on every row: the column that varies is the card's number.
+    varying = [name for name in present if len({row[name] for row in rows}) > 1]
+    found = identity + (varying or present)[:1]
+    if not identity and found:
         result.warnings.append("cards are named by node and index: the log has no UUID")
-        return _CardNamer((varying or present)[0], place.node)
-    stamps = [row.get("timestamp", "") for row in rows]
-    if len(set(stamps)) < len(stamps):
-        raise NotImportableError(
-            "several rows share a time stamp and no column tells the cards apart: log with `index` or `uuid`"
-        )
-    result.warnings.append("the log names no card: all rows are taken for one card, index 0")
-    return _CardNamer("", place.node)
+    if not found:
+        stamps = [row.get("timestamp", "") for row in rows]
+        if len(set(stamps)) < len(stamps):
+            raise NotImportableError(
+                "several rows share a time stamp and no column tells the cards apart: log with `index` or `uuid`"
+            )
+        result.warnings.append("the log names no card: all rows are taken for one card, index 0")
+    return found
 
 
 def _build_cards(samples: list[_Sample], place: LogPlace, result: LogResult) -> None:
@@ -219,46 +279,49 @@ def _add_holders(
     values: dict[str, np.ndarray],
     result: LogResult,
 ) -> None:
-    """Say that somebody unknown holds the card where its memory or its activity shows it."""
-    nothing = np.zeros(len(samples))
-    memory = np.nan_to_num(values.get("memory_used_bytes", nothing), nan=0.0)
-    busy = np.nan_to_num(values.get("busy_ratio", nothing), nan=0.0)
-    held = np.flatnonzero((memory > _HELD_BYTES) | (busy > 0))
+    """Say that somebody unknown holds the card, save where its memory or its activity shows that nobody does.
+
+    Where neither is told, nobody knows whether the card is held: the row stands and is of unknown holder and activity.
+    The card's memory stays on the card's own row.
+    """
+    absent = np.full(len(samples), np.nan)
+    memory, busy = values.get("memory_used_bytes", absent), values.get("busy_ratio", absent)
+    held = np.flatnonzero((memory > _HELD_BYTES) | (busy > 0) | (np.isnan(memory) & np.isnan(busy)))
     if not len(held):
         return
     slice_tags = {name: [column[i] for i in held] for name, column in tags.items()}
     slice_tags |= {"slice": ["whole"] * len(held), "tenant": [UNKNOWN] * len(held), "workload": [UNKNOWN] * len(held)}
-    used = np.where(memory[held] > 0, memory[held], np.nan)
-    result.batch.rows["slice"] = make_rows("slice", [times[i] for i in held], slice_tags, {"memory_used_bytes": used})
+    result.batch.rows["slice"] = make_rows("slice", [times[i] for i in held], slice_tags, {})
 
 
 def _add_facts(samples: list[_Sample], place: LogPlace, result: LogResult) -> None:
     by_card: dict[str, list[_Sample]] = defaultdict(list)
-    for sample in samples:
+    for sample in sorted(samples, key=lambda s: s.at):
         by_card[sample.gpu].append(sample)
     for gpu, rows in sorted(by_card.items()):
         subject = Subject("gpu", place.cluster, place.node, gpu)
         first = rows[0]
-        for column, (name, scale) in FACT_COLUMNS.items():
-            text = first.cells.get(column, "").strip()
-            if not text or text.startswith("[") or text.upper() == "N/A":
-                continue
-            if scale is not None:
-                number = re.match(r"[-+]?\d+(\.\d+)?", text)
-                if number is None:
-                    continue
-                text = f"{float(number[0]) * scale:.0f}"
-            result.batch.facts.append(Fact(subject, name, text, first.at))
+        result.batch.facts += _hardware_facts(subject, rows)
         if "/" in gpu:
             result.batch.facts.append(Fact(subject, "identity", "assumed", first.at, "estimated"))
         held = Subject("slice", place.cluster, place.node, gpu, "whole")
         result.batch.facts.append(Fact(held, "kind", "whole", first.at, "estimated"))
-    steps = [(b.at - a.at).total_seconds() for rows in by_card.values() for a, b in pairwise(rows)]
-    steps = [s for s in steps if s > 0]
-    if steps:
-        cluster = Subject("cluster", place.cluster)
-        step = f"{max(round(median(steps), 3), 0.001):g}"
-        result.batch.facts.append(Fact(cluster, "interval_seconds", step, min(s.at for s in samples), "estimated"))
+        steps = [(b.at - a.at).total_seconds() for a, b in pairwise(rows) if b.at > a.at]
+        if steps:
+            # A fact of this card: rows of a collector keep the cycle that the cluster's own fact tells.
+            step = f"{max(round(median(steps), 3), 0.001):g}"
+            result.batch.facts.append(Fact(subject, "interval_seconds", step, first.at, "estimated"))
+
+
+def _hardware_facts(subject: Subject, rows: list[_Sample]) -> Iterator[Fact]:
+    """Yield what a row tells of a card and the rows before did not; cells that tell nothing change nothing."""
+    known: dict[str, str] = {}
+    for row in rows:
+        for column, (name, scale) in FACT_COLUMNS.items():
+            text = fact_text(row.cells.get(column, ""), scale)
+            if text and known.get(name) != text:
+                known[name] = text
+                yield Fact(subject, name, text, row.at)
 
 
 def _report_cell(
@@ -268,7 +331,11 @@ def _report_cell(
     result.rejected[f"{name}: {reason}"].append(sample.line)
     result.batch.rejects.append(Reject(subject, name, reason, sample.at))
     if device_error:
-        result.batch.events.append(Event(subject, "device_error", Severity.ERROR, reason, sample.at))
+        _report_device(subject, reason, sample.at, result)
+
+
+def _report_device(subject: Subject, reason: str, at: datetime, result: LogResult) -> None:
+    result.batch.events.append(Event(subject, "device_error", Severity.ERROR, reason, at))
 
 
 def _instant(text: str, place: LogPlace, result: LogResult) -> datetime | None:
@@ -281,6 +348,8 @@ def _instant(text: str, place: LogPlace, result: LogResult) -> datetime | None:
     try:
         at = datetime.fromisoformat(stripped.replace("/", "-"))
     except ValueError:
+        return None
+    if not 1970 < at.year < 9999:  # the clock of the logging machine was never set
         return None
     if at.tzinfo is None:
         if place.zone is None:

@@ -68,7 +68,9 @@ def test_query_log_gives_values_in_base_units_and_names_what_it_rejects(tmp_path
     facts = store.facts().set_index(["gpu", "name"])["value"]
     assert facts["box1/0", "model"] == "NVIDIA L4"
     assert facts["box1/0", "identity"] == "assumed"
-    assert facts["", "interval_seconds"] == "1"
+    assert facts["box1/0", "interval_seconds"] == "1"
+    assert ("", "interval_seconds") not in facts.index  # a log tells nothing of the cycle of a collector
+    assert "memory_used_bytes" not in holders or holders["memory_used_bytes"].isna().all()  # that is the card's
     assert store.rejects(ALL)["count"].sum() == 2
     assert store.events(ALL)["code"].tolist() == ["device_error"]
 
@@ -142,7 +144,8 @@ def test_compute_apps_become_slices_of_unknown_tenants(tmp_path: Path, store: Em
     (report,) = run(store, put(tmp_path, text), node="n1", zone=UTC).files
     assert (report.accepted, report.rejected_count) == (2, 1)
     rows = store.read("slice", ALL)
-    assert rows["slice"].tolist() == ["n1/20037", "n1/20038"]
+    first = int(datetime(2026, 7, 3, 8, 33, 53, tzinfo=UTC).timestamp())
+    assert rows["slice"].tolist() == [f"n1/20037.{first}", f"n1/20038.{first}"]
     assert rows["workload"].tolist() == ["ffmpeg", "app.exe"]
     assert rows["memory_used_bytes"].iloc[0] == 538 * 2**20
     assert math.isnan(rows["memory_used_bytes"].iloc[1])
