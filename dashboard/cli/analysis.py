@@ -80,8 +80,10 @@ def analyze(
     if not detectors:
         raise ConfigurationError("no detector is left: the selected codes are given by none; see `trimtab explain`")
     with opened_rows(context, rows) as store:
-        interval = interval_of(store, context.settings.cluster.interval_seconds)
-        span = analysed_window(store, now, window or settings.window, interval)
+        configured, length = context.settings.cluster.interval_seconds, window or settings.window
+        looked_at = Window.last(newest_instant(store, now, configured), parse_duration(length))
+        interval = interval_of(store, configured, looked_at)
+        span = analysed_window(store, now, length, interval)
         analysis = run_analysis(
             store,
             span,

@@ -97,19 +97,36 @@ def whole_span(store: StoreReader) -> Window:
     return Window(min(span.start for span in spans), max(span.end for span in spans))
 
 
-def interval_of(store: StoreReader, configured: float) -> float:
-    """Return the length of a cycle: as the collector noted it, else as the rows show it, else as given."""
-    noted = store.facts(names=["interval_seconds"])
-    if len(noted):
-        return float(noted.sort_values("from")["value"].iloc[-1])
-    span = store.span("gpu") or store.span("slice")
+def interval_of(store: StoreReader, configured: float, window: Window | None = None) -> float:
+    """Return the length of a cycle: as the collector noted it, else as the rows of a window show it, else as given.
+
+    Facts of cards tell the steps of imported logs; beside rows of a collector its cycle stays the cluster's.
+    """
+    noted = store.facts(window, names=["interval_seconds"])
+    cycles = noted[noted["kind"] == "cluster"]
+    if len(cycles) and (len(cycles) == len(noted) or _collected(store, window)):
+        return float(cycles.sort_values("from")["value"].iloc[-1])
+    name = "gpu" if store.span("gpu") else "slice"
+    span = store.span(name)
     if span is None:
         return configured
-    first = Window(span.start, min(span.end, span.start + timedelta(hours=1)))
-    rows = store.read("gpu" if store.span("gpu") else "slice", first, fields=[])
-    key = [name for name in ("cluster", "node", "gpu", "slice") if name in rows]
-    steps = rows.groupby(key)["time"].diff().dropna().dt.total_seconds()
-    return float(steps.median()) if len(steps) else configured
+    start, end = (span.start, span.end) if window is None else (window.start, min(span.end, window.end))
+    for since in (max(start, end - timedelta(hours=1)), start):
+        if since >= end:
+            continue
+        rows = store.read(name, Window(since, end), fields=[])
+        key = [tag for tag in ("cluster", "node", "gpu", "slice") if tag in rows]
+        steps = rows.groupby(key)["time"].diff().dropna().dt.total_seconds()
+        if len(steps):
+            return float(steps.median())
+    return configured
+
+
+def _collected(store: StoreReader, window: Window | None) -> bool:
+    """Whether rows of a collector are in a window: unlike a log's they tell how old their source was."""
+    field = "source_age_seconds"
+    seen = store.read("gpu", window or whole_span(store), fields=[field], by=["cluster"], aggregate="count")
+    return bool(seen[field].sum() > 0)
 
 
 def context_of(ctx: typer.Context) -> Context:
