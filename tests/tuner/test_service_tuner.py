@@ -13,7 +13,7 @@ import pytest
 
 from analyzer.findings import Finding, Role, SubjectRef, Verdict, make_finding
 from analyzer.protocols import Conclusion, Context, Needs, Partition
-from collector.batch import Batch
+from collector.batch import Batch, Fact, Subject
 from collector.clock import VirtualClock
 from collector.errors import ConfigurationError, TrimtabError, UnreachableError
 from collector.settings import StoreSettings
@@ -124,7 +124,9 @@ FLEET = (
 def make_rig(tmp_path: Path, state: State, clock: VirtualClock) -> Iterator[Callable[..., Rig]]:
     store = EmbeddedStore(StoreSettings(path=tmp_path / "store"))
 
-    def make(*states: TargetState, knobs: tuple[Knob, ...] = (CORES,)) -> Rig:
+    def make(*states: TargetState, knobs: tuple[Knob, ...] = (CORES,), simulated: bool = False) -> Rig:
+        if simulated:
+            store.write(Batch(facts=[Fact(Subject("cluster", "c"), "simulated", "true", at(-10))]))
         backend = backend_with(clock, *(states or FLEET), knob_list=knobs)
         rig = Rig(store, state, backend, clock, tmp_path)
         rig.fill(-10, 0)
@@ -165,6 +167,22 @@ def test_the_fast_path_asks_before_it_restarts_work_unless_it_may(make_rig: Call
     (record,) = tuner.fast_once(rig.to(6, kept=0.2)).kept
     assert (record.decision, record.reason) == ("ask", "it restarts offline work, and auto_restart_offline is off")
     assert rig.backend.writes == []
+
+
+@pytest.mark.parametrize(("rows", "backend", "kept"), [(True, False, False), (True, True, True), (False, False, True)])
+def test_a_plan_is_simulated_where_its_rows_are_and_stays_off_a_real_backend(
+    make_rig: Callable[..., Rig], rows: bool, backend: bool, kept: bool
+) -> None:
+    rig = make_rig(simulated=rows)
+    rig.backend.simulated = backend
+    tuner = rig.tuner()
+    tuner.fast_once(rig.to(0))
+    result = tuner.fast_once(rig.to(6, kept=0.2))
+    assert bool(result.kept) is kept
+    assert bool(rig.backend.writes) is kept
+    assert {r.simulated for r in list_groups(rig.state)} == {rows}
+    if not kept:
+        assert {d.guard for d in result.drops} == {"simulation"}
 
 
 def test_nothing_is_lowered_before_own_samples_were_watched(make_rig: Callable[..., Rig]) -> None:

@@ -105,6 +105,7 @@ class Watch:
         self._promises: dict[tuple[str, str], ResolvedWorkload] = {}
         self._undeclarable: set[tuple[str, str]] = set()  # nobody, and unknown holders
         self._promises_at: datetime | None = None
+        self._simulated = False
 
     def warm(self, now: datetime, length: timedelta) -> None:
         """Learn from what the store holds already, oldest first."""
@@ -138,7 +139,7 @@ class Watch:
                 cards=card_views,
                 queues=_queues(state),
                 knobs=tuple(self._backend.knobs()),
-                simulated=self._backend.simulated,
+                simulated=self._simulated,
             ),
             state=state,
             declarations=promises,
@@ -225,6 +226,8 @@ class Watch:
             self._promises = promises_of(facts, holders, self._configured)
             self._undeclarable = holders - self._promises.keys()
             self._promises_at = window.end
+            nature = self._store.facts(names=["simulated"])  # of the whole store: it holds one kind of rows only
+            self._simulated = bool(((nature["kind"] == "cluster") & (nature["value"] == "true")).any())
         return self._promises
 
     def _remember_peak(self, target: Target, memory_bytes: float) -> None:
