@@ -67,6 +67,8 @@ def _last_values(past: Sequence[GroupRecord]) -> dict[tuple[Target, str], float]
     """Return what each target should hold by our last finished change of it; open ones are settled elsewhere."""
     last: dict[tuple[Target, str], float] = {}
     for record in past:
+        if record.is_pretended:
+            continue  # nobody holds its values
         for change in record.group.changes:
             key = (change.target, change.knob)
             if record.is_open or record.state in {ChangeState.FOREIGN_CHANGE, ChangeState.ROLLBACK_BLOCKED}:

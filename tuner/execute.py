@@ -20,7 +20,7 @@ from tuner.journal import StateMovedError, remark, walk
 from tuner.lease import Lease
 from tuner.model import ApplyResult, ApplyStatus, Backend, BackendState, Change, Group, Knob, Target
 from tuner.place import Place, inverse, locate, unreadable
-from tuner.record import ChangeState, GroupRecord
+from tuner.record import PRETENDED, ChangeState, GroupRecord
 from tuner.state.codec import target_to_json
 from tuner.state.database import State
 from tuner.state.plans import get_group, open_groups
@@ -42,6 +42,7 @@ _ARRIVED: tuple[_Leg, ...] = (
 )
 
 _OUT_OF_PLACE = "it was planned on simulated rows: it only goes to the simulator or a dry run"
+PRETENDED_REASON = "pretended: the dry run changes nothing"
 _LEFT_AS = {_S.INTENT: _S.REFUSED, _S.APPLIED: _S.NOT_APPLIED, _S.VERIFYING: _S.ROLLBACK_BLOCKED}
 
 
@@ -291,7 +292,13 @@ class Executor:
         return None if place is Place.BEFORE else f"the world moved (values are {place.value}): plan again"
 
     def _await(self, record: GroupRecord, applied: _Leg) -> Step:
-        """Read back until the values are there, as long as patience lasts."""
+        """Read back until the values are there, as long as patience lasts.
+
+        What a dry run took ends here: its values live as long as the process, so that nothing can be watched later.
+        """
+        if self._backend.changes_nothing:
+            self._walk(record, [applied, (_S.CONFIRMED, PRETENDED_REASON, {PRETENDED: True})])
+            return Step(record.id, _S.CONFIRMED, PRETENDED_REASON)
         try:
             arrived = locate(record.group, self._read(record.group), self._knobs) is Place.AFTER
         except UnreachableError:

@@ -41,7 +41,8 @@ NEXT_STATES: Mapping[ChangeState, frozenset[ChangeState]] = {
     _S.DROPPED: frozenset(),
     _S.APPROVED: frozenset({_S.INTENT, _S.EXPIRED, _S.REFUSED}),
     _S.INTENT: frozenset({_S.APPLIED, _S.NOT_APPLIED, _S.REFUSED, _S.FOREIGN_CHANGE, _S.ROLLING_BACK}),
-    _S.APPLIED: frozenset({_S.READ_BACK, _S.NOT_APPLIED, _S.FOREIGN_CHANGE, _S.ROLLING_BACK}),
+    # confirmed at once: it was pretended, by a backend that changes nothing
+    _S.APPLIED: frozenset({_S.READ_BACK, _S.CONFIRMED, _S.NOT_APPLIED, _S.FOREIGN_CHANGE, _S.ROLLING_BACK}),
     _S.READ_BACK: frozenset({_S.VERIFYING, _S.FOREIGN_CHANGE, _S.ROLLING_BACK}),
     _S.VERIFYING: frozenset({_S.CONFIRMED, _S.SUPERSEDED, _S.ROLLING_BACK, _S.ROLLBACK_BLOCKED, _S.FOREIGN_CHANGE}),
     _S.CONFIRMED: frozenset({_S.ROLLING_BACK}),
@@ -65,6 +66,8 @@ WRITTEN_STATES = frozenset(
     | {_S.ROLLBACK_BLOCKED}
 )
 FAILED_STATES = frozenset({_S.ROLLED_BACK, _S.ROLLBACK_BLOCKED, _S.NOT_APPLIED, _S.REFUSED, _S.FOREIGN_CHANGE})
+
+PRETENDED = "pretended"  # key in the body of the last journal entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,11 @@ class GroupRecord:
     def id(self) -> str:
         """Id of the group."""
         return self.group.id
+
+    @property
+    def is_pretended(self) -> bool:
+        """Whether it ended on a backend that changes nothing: nobody holds its values."""
+        return self.evidence.get(PRETENDED) is True
 
     @property
     def is_open(self) -> bool:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 from tests.tuner.fakes import KNOBS, START, change, group, held, slice_target
@@ -36,6 +37,15 @@ def test_our_own_values_are_no_drift(state: State) -> None:
 def test_open_and_foreign_groups_are_settled_elsewhere(state: State) -> None:
     for last in (ChangeState.VERIFYING, ChangeState.FOREIGN_CHANGE, ChangeState.ROLLBACK_BLOCKED):
         assert drift(state, 0.9, past(ChangeState.CONFIRMED), past(last, "g2")) == {}
+
+
+def test_a_pretended_change_is_nobodys_value(state: State) -> None:
+    pretended = replace(past(ChangeState.CONFIRMED, "g2", 0.7), evidence={"pretended": True, "reason": "pretended"})
+    assert drift(state, 0.2, pretended, b=0.6) == {}
+    assert entries(state) == []
+    ours = past(ChangeState.CONFIRMED)
+    assert drift(state, 0.5, ours, pretended) == {}  # the last real one counts
+    assert list(drift(state, 0.7, ours, pretended)) == [A]
 
 
 def test_a_foreign_value_is_noted_once_and_rests_for_an_hour(state: State) -> None:

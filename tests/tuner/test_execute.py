@@ -25,6 +25,7 @@ from tests.tuner.fakes import (
 )
 from tuner import execute as execute_module
 from tuner import killswitch
+from tuner.backends import DryRunBackend
 from tuner.execute import Executor, frozen_targets
 from tuner.journal import LeaseLostError, StateMovedError, entries, record_plan, step, verify_chain
 from tuner.lease import Lease
@@ -485,6 +486,23 @@ def test_a_group_whose_targets_are_all_gone_ends(
     assert bench.executor.recover()[0].state in {ChangeState.APPLIED, ChangeState.VERIFYING, ChangeState.ROLLING_BACK}
     bench.clock.advance(3600)
     assert bench.executor.recover()[0].state is final
+
+
+def test_a_dry_run_ends_at_once_and_leaves_nothing_to_watch(bench: Bench) -> None:
+    dry = DryRunBackend(bench.backend.read, KNOBS)
+    bench.planned(MOVE)
+    executor = Executor(bench.state, dry, bench.clock, bench.lease, bench.kill_switch, revalidate_seconds=0.0)
+    step = executor.execute("g1")
+    assert (step.state, step.reason) == (ChangeState.CONFIRMED, "pretended: the dry run changes nothing")
+    assert bench.events() == ["intent", "applied", "confirmed"]
+    record = get_group(bench.state, "g1")
+    assert record is not None
+    assert record.is_pretended
+    assert record.settled_at == bench.clock.now()
+    again = DryRunBackend(bench.backend.read, KNOBS)  # the next process knows nothing of the pretence
+    later = Executor(bench.state, again, bench.clock, bench.lease, bench.kill_switch)
+    assert later.recover() == []
+    assert bench.values == (0.2, 0.6)
 
 
 def simulated_in(bench: Bench, faults: list[str]) -> None:

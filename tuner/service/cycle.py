@@ -24,7 +24,7 @@ from tuner.execute import REVALIDATE_SECONDS, Executor, Step, frozen_targets
 from tuner.guards import FAILED_PAST, PAST, Vitals, World, run_guards, still_allowed
 from tuner.journal import LeaseLostError, StateMovedError, expire_waiting, record_plan
 from tuner.lease import Lease
-from tuner.model import Backend, BackendState, Group, Plan
+from tuner.model import Backend, BackendState, Group, Plan, Target
 from tuner.outcome import list_outcomes, proven_kinds, track_record
 from tuner.planner import make_plan, plan_fast
 from tuner.planner.reserve import reserve_share
@@ -264,6 +264,13 @@ class Tuner:
             steps.append(self._executor.execute(record.id, still_ok=still_ok))
         return CycleResult(now, "", plan.id, tuple(written), guarded.drops, tuple(steps))
 
+    def _drifted(self, past: Sequence[GroupRecord], sight: Sight, now: datetime) -> dict[Target, str]:
+        """Notice foreign values, except through a backend that pretends: what differs there may be its own pretence."""
+        parts = self._parts
+        if parts.backend.changes_nothing:
+            return {}
+        return notice_drift(parts.state, past, sight.state, sight.planner.knobs, now=now, actor=parts.holder)
+
     def _still_allowed(self, world: World, simulated: bool, group: Group, fresh: BackendState) -> str | None:
         return still_allowed(group, world, fresh, self._parts.settings, simulated=simulated)
 
@@ -276,7 +283,7 @@ class Tuner:
     def _world(self, plan: Plan, sight: Sight, groups: Sequence[Group]) -> World:
         parts, now = self._parts, plan.made_at
         past = past_groups(parts.state, since=now - PAST, failed_since=now - FAILED_PAST)
-        drifted = notice_drift(parts.state, past, sight.state, sight.planner.knobs, now=now, actor=parts.holder)
+        drifted = self._drifted(past, sight, now)
         before = self._vitals
         sick = sum(bool(evidence) for evidence in sight.health.values())
         cards = len(sight.health)
