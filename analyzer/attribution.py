@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+
+
+def first_known(candidates: Sequence[Floats]) -> Floats:
+    """Return, element by element, the first of the equally shaped candidates that is not NaN."""
+    out = candidates[0].copy()
+    for other in candidates[1:]:
+        out = np.where(np.isnan(out), other, out)
+    return out
+
+
+def busy_weight(busy: Floats, quota: Floats, side_by_side: npt.NDArray[np.bool_]) -> Floats:
+    """Return what a slice without counters weighs when its card's activity is divided.
+
+    Clients under MPS (`side_by_side`) run at once on their shares of the SMs: busy x quota, where no quota limits one
+    it has all. In rotation one runs at a time on all SMs: busy. The arguments are broadcast.
+    """
+    shares = np.where(np.isnan(quota), 1.0, quota)
+    return np.asarray(np.where(side_by_side, busy * shares, busy))
 
 
 def attribute(own: Floats, weight: Floats, moment: npt.NDArray[np.intp], card_activity: Floats) -> Floats:

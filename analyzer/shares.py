@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analyzer.attribution import attribute
+from analyzer.attribution import attribute, busy_weight, first_known
 from analyzer.facts import Key, Request, hardware_facts, hardware_spans, requests, to_float, value_at
 from analyzer.mig import board_of
 from analyzer.protocols import Partition
@@ -161,12 +161,12 @@ class Card:
     @cached_property
     def activity(self) -> Vector:
         """Return the card's own activity, (T,): sm_active, else engine_active, else busy."""
-        return np.asarray(np.clip(_first_known([self.of_card(name) for name in _ACTIVITY]), 0.0, 1.0))
+        return np.asarray(np.clip(first_known([self.of_card(name) for name in _ACTIVITY]), 0.0, 1.0))
 
     @cached_property
     def sampled(self) -> Mask:
         """Return where a holding has a sample of its own activity, (T, S)."""
-        own = _first_known([self.of_slices(name) for name in _ACTIVITY])
+        own = first_known([self.of_slices(name) for name in _ACTIVITY])
         whole = np.array([h.kind == "whole" for h in self.holdings], dtype=bool)
         mask: Mask = ~np.isnan(own) | (whole & self.present & ~np.isnan(self.activity)[:, None])
         return mask
@@ -174,7 +174,7 @@ class Card:
     @cached_property
     def measured(self) -> np.ndarray:
         """Return which holdings have SM or engine counters of their own, (S,); the others' use is divided out."""
-        own = _first_known([self.of_slices("sm_active_ratio"), self.of_slices("engine_active_ratio")])
+        own = first_known([self.of_slices("sm_active_ratio"), self.of_slices("engine_active_ratio")])
         alone = np.array([h.kind in {"whole", "mig"} for h in self.holdings], dtype=bool)
         result: np.ndarray = (~np.isnan(own)).any(axis=0) | alone
         return result
@@ -212,7 +212,7 @@ class Card:
         return tuple(fields)
 
     def _own_use(self) -> Matrix:
-        own = _first_known([self.of_slices("sm_active_ratio"), self.of_slices("engine_active_ratio")])
+        own = first_known([self.of_slices("sm_active_ratio"), self.of_slices("engine_active_ratio")])
         busy = self.of_slices("busy_ratio")
         for j, holding in enumerate(self.holdings):
             if holding.kind == "whole":
@@ -224,15 +224,7 @@ class Card:
     def _weights(self) -> Matrix:
         busy = _bridged(np.clip(self.of_slices("busy_ratio"), 0.0, 1.0), self.alive)
         mps = np.array([h.kind == "mps" for h in self.holdings], dtype=bool)
-        known = np.where(np.isnan(self.quota), 1.0, self.quota)
-        return np.asarray(np.where(mps, busy * known, busy))
-
-
-def _first_known(candidates: list[Matrix]) -> Matrix:
-    out = candidates[0].copy()
-    for other in candidates[1:]:
-        out = np.where(np.isnan(out), other, out)
-    return out
+        return busy_weight(busy, self.quota, mps)
 
 
 def _carried(matrix: Matrix) -> Matrix:

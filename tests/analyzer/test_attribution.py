@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.attribution import attribute
+from analyzer.attribution import attribute, busy_weight, first_known
 
 NAN = np.nan
 
@@ -53,3 +53,17 @@ def test_shares_of_a_moment_never_exceed_the_card(samples: list[tuple[int, float
     assert (np.bincount(moment, weights=np.nan_to_num(used), minlength=4) <= 1 + 1e-9).all()
     kept = np.bincount(moment, weights=np.nan_to_num(own), minlength=4)[moment] <= 1
     assert used[~np.isnan(own) & kept] == pytest.approx(own[~np.isnan(own) & kept])
+
+
+def test_the_first_known_value_of_each_element_counts() -> None:
+    first = np.array([[0.1, np.nan], [np.nan, np.nan]])
+    second = np.array([[0.9, 0.2], [np.nan, 0.4]])
+    found = first_known([first, second])
+    np.testing.assert_array_equal(found, [[0.1, 0.2], [np.nan, 0.4]])
+    assert np.isnan(first[0, 1])  # what was given stays as it was
+
+
+def test_busy_time_weighs_by_the_share_only_where_slices_run_side_by_side() -> None:
+    busy, quota = np.array([0.5, 0.5, 0.5, np.nan]), np.array([0.4, 0.4, np.nan, 0.4])
+    weight = busy_weight(busy, quota, np.array([True, False, True, True]))
+    np.testing.assert_allclose(weight, [0.2, 0.5, 0.5, np.nan])

@@ -15,7 +15,7 @@ from collector.window import Window
 from tests.tuner.fakes import slice_target
 from tests.tuner.service_rows import at, card_rows, slice_rows
 from tuner.model import Target
-from tuner.service.live import Holding, mean, read_live
+from tuner.service.live import Holding, holdings_of, mean, read_live
 
 A, B = slice_target("a"), slice_target("b")
 WINDOW = Window(at(0), at(5))
@@ -24,8 +24,8 @@ WINDOW = Window(at(0), at(5))
 def live(
     *batches: Batch, granted: Mapping[Target, float] | None = None, side_by_side: frozenset[Target] = frozenset()
 ) -> dict[Target, Holding]:
-    store = FrameStore.of_batches(batches)
-    return {h.target: h for h in read_live(store, WINDOW, granted=granted or {}, side_by_side=side_by_side)}
+    rows, cards = read_live(FrameStore.of_batches(batches), WINDOW)
+    return {h.target: h for h in holdings_of(rows, cards, granted=granted or {}, side_by_side=side_by_side)}
 
 
 def test_nothing_seen_is_nothing_held() -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analyzer.attribution import attribute
+from analyzer.attribution import attribute, busy_weight, first_known
 from collector.protocols import StoreReader
 from collector.window import Window
 from tuner.model import Target
@@ -68,22 +68,26 @@ def mean(values: Floats) -> float:
     return float(known.mean()) if len(known) else math.nan
 
 
-def read_live(
-    store: StoreReader, window: Window, *, granted: Mapping[Target, float], side_by_side: AbstractSet[Target]
+def read_live(store: StoreReader, window: Window) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the slice rows and the card rows of a window, as `holdings_of` takes them."""
+    return store.read("slice", window, fields=_FIELDS), store.read("gpu", window, fields=_ACTIVITY)
+
+
+def holdings_of(
+    rows: pd.DataFrame, cards: pd.DataFrame, *, granted: Mapping[Target, float], side_by_side: AbstractSet[Target]
 ) -> list[Holding]:
-    """Read a window of slice and card rows and attribute each card's activity.
+    """Attribute each card's activity to the slices on it.
 
     Under MPS clients run side by side on their shares (weight: busy x quota); under time slicing and vGPU one runs at a
     time (weight: busy). A slice without a quota of its own weighs by busy alone.
 
     Args:
-        store: where the rows are.
-        window: a few minutes.
+        rows: slice rows of a few minutes, sorted by key, then time.
+        cards: card rows of the same minutes.
         granted: slice -> share that its running work has, as the backend reads it; it knows better than exporters do.
+            Empty where the minutes are long past: then each row tells its own.
         side_by_side: slices under MPS.
     """
-    rows = store.read("slice", window, fields=_FIELDS)
-    cards = store.read("gpu", window, fields=_ACTIVITY)
     if rows.empty:
         return []
     tags = [rows[name].to_numpy(dtype=object) for name in _TAGS]
@@ -97,9 +101,7 @@ def read_live(
     side = np.repeat([t in side_by_side for t in targets], sizes)
     busy = rows["busy_ratio"].to_numpy(np.float64)
     moment, activity = _moments(tags[2], times, cards)
-    used = attribute(
-        _first_known(rows, _ACTIVITY[:2]), np.where(side & ~np.isnan(quota), busy * quota, busy), moment, activity
-    )
+    used = attribute(_known(rows, _ACTIVITY[:2]), busy_weight(busy, quota, side), moment, activity)
     requests, within = (rows[f"{name}_per_second"].to_numpy(np.float64) for name in ("requests", "within_objective"))
     memory = rows["memory_used_bytes"].to_numpy(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -127,6 +129,22 @@ def read_live(
     return list(newest.values())
 
 
+def with_quotas_carried(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return slice rows in which a share that a row tells lasts until a row of that slice tells another."""
+    return rows.assign(sm_quota_ratio=rows.groupby(list(_TAGS), sort=False)["sm_quota_ratio"].ffill())
+
+
+def in_steps(
+    rows: pd.DataFrame, cards: pd.DataFrame, window: Window, step: timedelta
+) -> Iterator[tuple[Window, pd.DataFrame, pd.DataFrame]]:
+    """Cut the slice and card rows of a window into steps, oldest first; their order within a step stays."""
+    by_step = [dict(iter(f.groupby((f["time"] - window.start) // step, sort=False))) for f in (rows, cards)]
+    for number in range(math.ceil((window.end - window.start) / step)):
+        start = window.start + number * step
+        own, whole = (p.get(number, f.iloc[:0]) for p, f in zip(by_step, (rows, cards), strict=True))
+        yield Window(start, start + step), own, whole
+
+
 def _group_starts(tags: list[npt.NDArray[np.object_]]) -> npt.NDArray[np.intp]:
     """Return where a new holding begins: rows come sorted by key, then time."""
     changed = np.zeros(len(tags[0]), dtype=bool)
@@ -141,15 +159,12 @@ def _moments(
 ) -> tuple[npt.NDArray[np.intp], Floats]:
     """Return the index of each row's card and instant, and the card's activity at each (NaN: no row of the card)."""
     card_times = cards["time"].to_numpy("datetime64[ms]").astype(np.int64)
-    activity = _first_known(cards, _ACTIVITY)
+    activity = _known(cards, _ACTIVITY)
     known = dict(zip(zip(cards["gpu"].to_numpy(dtype=object), card_times, strict=True), activity, strict=True))
     places: dict[tuple[object, np.int64], int] = {}
     moment = np.array([places.setdefault(key, len(places)) for key in zip(gpus, times, strict=True)], dtype=np.intp)
     return moment, np.array([known.get(key, np.nan) for key in places], dtype=np.float64)
 
 
-def _first_known(frame: pd.DataFrame, names: tuple[str, ...]) -> Floats:
-    out = frame[names[0]].to_numpy(np.float64, copy=True)
-    for name in names[1:]:
-        out = np.where(np.isnan(out), frame[name].to_numpy(np.float64), out)
-    return np.asarray(out)
+def _known(frame: pd.DataFrame, names: Sequence[str]) -> Floats:
+    return first_known([frame[name].to_numpy(np.float64) for name in names])

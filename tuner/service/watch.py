@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 import numpy as np
 import pandas as pd
 
-from analyzer.findings import Finding, Role, Verdict
+from analyzer.findings import Finding
 from analyzer.forecast import LoadForecaster
 from collector.declarations import ResolvedWorkload, WorkloadDeclaration
 from collector.protocols import Store
@@ -20,14 +20,16 @@ from collector.window import Window
 from tuner.model import Backend, BackendState, Target, TargetState
 from tuner.planner import CardView, PlannerInput, QueueView, SliceView
 from tuner.planner.views import MEMORY_KNOB, QUEUE_KNOB, SHARE_KNOB
+from tuner.service.claims import Claims, claims_of
 from tuner.service.demand import DemandHistory, ResponseCurves, UnitCosts
-from tuner.service.live import Holding, read_live
+from tuner.service.live import Holding, holdings_of, in_steps, read_live, with_quotas_carried
 from tuner.service.promises import PROMISE_FACTS, is_protected, objective_share, promises_of
 from tuner.settings import TunerSettings
 
 _STEP = timedelta(minutes=5)
 _HISTORY = timedelta(days=14)
 _RECENT = timedelta(minutes=5)
+_WARM_PIECE = timedelta(hours=6)  # rows that are in memory at once while the past is learned
 # How long a decrease needs to reach the work, and how long an increase is expected to hold.
 LEAD = timedelta(minutes=30)
 HOLD = timedelta(hours=2)
@@ -108,11 +110,18 @@ class Watch:
         self._simulated = False
 
     def warm(self, now: datetime, length: timedelta) -> None:
-        """Learn from what the store holds already, oldest first."""
-        at, state = max(now - length, now - _HISTORY), self._backend.read()
-        while at < now:
-            self._look_back(at, at + _STEP, state)
-            at += _STEP
+        """Learn from what the store holds already, oldest first.
+
+        The past is judged by the quotas that its own rows tell, each until a row tells another.
+        """
+        side_by_side = _side_by_side(self._backend.read())
+        start = max(now - length, now - _HISTORY)
+        while start < now:
+            end = min(start + _WARM_PIECE, now)
+            rows, cards = read_live(self._store, Window(start, end))
+            for step, own, whole in in_steps(with_quotas_carried(rows), cards, Window(start, end), _STEP):
+                self._learn(holdings_of(own, whole, granted={}, side_by_side=side_by_side), step)
+            start = end
 
     def look(self, now: datetime, findings: Sequence[Finding] = ()) -> Sight:
         """Return the fleet as of `now`.
@@ -121,9 +130,13 @@ class Watch:
             UnreachableError: the backend does not answer.
         """
         state = self._backend.read()
-        seen, promises = self._look_back(now - _RECENT, now + timedelta(milliseconds=1), state)
+        window = Window(now - _RECENT, now + timedelta(milliseconds=1))
+        rows, cards = read_live(self._store, window)
+        granted = {t: s.effective[SHARE_KNOB] for t, s in state.targets.items() if SHARE_KNOB in s.effective}
+        holdings = holdings_of(rows, cards, granted=granted, side_by_side=_side_by_side(state))
+        seen, promises = self._learn(holdings, window)
         self._refresh_forecast(now)
-        views = _views(state, seen, promises, self, findings)
+        views = _views(state, seen, promises, self, claims_of(findings, self._settings.reserve_quantile))
         grouped: dict[tuple[str, str, str], list[SliceView]] = defaultdict(list)
         for view in views:
             grouped[view.target.cluster, view.target.node, view.target.gpu].append(view)
@@ -171,16 +184,10 @@ class Watch:
         rows = [(f"{s}#each", self._settings.reserve_quantile, lead) for s, (lead, _) in sorted(self._needs.items())]
         return pd.DataFrame(rows, columns=["series", "quantile", "value"])
 
-    def _look_back(
-        self, start: datetime, end: datetime, state: BackendState
+    def _learn(
+        self, holdings: Sequence[Holding], window: Window
     ) -> tuple[dict[Target, Seen], dict[tuple[str, str], ResolvedWorkload]]:
-        window = Window(start, end)
-        holdings = read_live(
-            self._store,
-            window,
-            granted={t: s.effective[SHARE_KNOB] for t, s in state.targets.items() if SHARE_KNOB in s.effective},
-            side_by_side={t for t, s in state.targets.items() if s.facts.get("kind") == "mps"},
-        )
+        """Remember what the slices did in a window; return what was seen of each, and what was promised."""
         promises = self._promises_of(holdings, window)
         seen: dict[Target, Seen] = {}
         totals: dict[str, list[float]] = defaultdict(list)
@@ -194,7 +201,7 @@ class Watch:
                 used=used,
                 kept=holding.kept,
                 coverage=holding.coverage(last_ms, self._interval_seconds),
-                age_seconds=holding.age_seconds(end, self._interval_seconds),
+                age_seconds=holding.age_seconds(window.end, self._interval_seconds),
             )
             if holding.tenant == NOBODY:
                 continue
@@ -206,8 +213,8 @@ class Watch:
                 kept = np.where(np.isnan(holding.met[new]), np.nan, holding.met[new] >= share)
                 with np.errstate(invalid="ignore", divide="ignore"):
                     self._curves.add(series, holding.used[new] / holding.quota[new], kept)
-        self._history.add(end, {name: float(np.sum(parts)) / len(parts) for name, parts in totals.items()})
-        self._seen_until = end
+        self._history.add(window.end, {name: float(np.sum(parts)) / len(parts) for name, parts in totals.items()})
+        self._seen_until = window.end
         return seen, promises
 
     def _used(self, series: str, holding: Holding) -> float:
@@ -266,6 +273,10 @@ class Watch:
         return {card: tuple(sorted(set(self._sick.get(card, ())))) for card in cards_held}
 
 
+def _side_by_side(state: BackendState) -> set[Target]:
+    return {t for t, s in state.targets.items() if s.facts.get("kind") == "mps"}
+
+
 def series_of(tenant: str, workload: str) -> str:
     """Return the name under which a workload's history is kept (mean over its slices)."""
     return f"{tenant}/{workload}"
@@ -293,9 +304,8 @@ def _views(
     seen: Mapping[Target, Seen],
     promises: Mapping[tuple[str, str], ResolvedWorkload],
     watch: Watch,
-    findings: Sequence[Finding],
+    claims: Claims,
 ) -> list[SliceView]:
-    suspects, victims, growing = _pairs(findings)
     views = []
     for target, held in sorted(state.targets.items()):
         tenant, workload = held.facts.get("tenant", ""), held.facts.get("workload", "")
@@ -327,34 +337,15 @@ def _views(
                 objective_share=objective_share(promise),
                 memory_quota_bytes=held.values.get(MEMORY_KNOB, math.nan),
                 memory_peak_bytes=watch.peak_memory(target),
-                memory_need_bytes=growing.get(target, math.nan),
+                memory_need_bytes=claims.memory_bytes.get(target, math.nan),
                 coverage=last.coverage,
                 age_seconds=last.age_seconds,
                 history_seconds=watch.watched_seconds(series),
-                suspect_in=tuple(suspects.get(target, ())),
-                victim_in=tuple(victims.get(target, ())),
+                suspect_in=tuple(claims.suspect_in.get(target, ())),
+                victim_in=tuple(claims.victim_in.get(target, ())),
             )
         )
     return views
-
-
-def _pairs(
-    findings: Sequence[Finding],
-) -> tuple[dict[Target, list[str]], dict[Target, list[str]], dict[Target, float]]:
-    """Return suspects and victims of pairs that hold, and the memory that a forecast expects, by slice."""
-    suspects: dict[Target, list[str]] = defaultdict(list)
-    victims: dict[Target, list[str]] = defaultdict(list)
-    growing: dict[Target, float] = {}
-    for finding in findings:
-        if finding.verdict is not Verdict.HOLDS:
-            continue
-        for s in finding.subjects:
-            target = Target("slice", s.cluster, s.node, s.gpu, s.slice)
-            if finding.code == "TT101":
-                (suspects if s.role is Role.SUSPECT else victims)[target].append(finding.id)
-            elif finding.code == "TT502" and finding.effect is not None and finding.effect.unit == "bytes":
-                growing[target] = max(growing.get(target, 0.0), finding.effect.value)
-    return suspects, victims, growing
 
 
 def _card(
@@ -377,8 +368,12 @@ def _card(
 
 
 def _open_share(held: TargetState | None) -> float:
-    share = math.nan if held is None else _number(held, "open_share")
-    return 0.0 if math.isnan(share) else share
+    """Return what the card's `open_share` fact says.
+
+    A backend whose layer admits only what is not granted has no such fact: what is granted is then all that anybody
+    may take. One that lets work in beside its grants must tell it.
+    """
+    return 0.0 if held is None or "open_share" not in held.facts else _number(held, "open_share")
 
 
 def _queues(state: BackendState) -> tuple[QueueView, ...]:
