@@ -137,7 +137,7 @@ class Group:
     id: str
     changes: tuple[Change, ...]
     why: str  # the plain sentence an operator reads
-    kind: str  # reserve, give, throttle, queue, right_size, fast, rollback
+    kind: str  # reserve, give, queue, right_size, fast, rollback
     predicted_gain: float  # SM-seconds an hour of useful work (0 where it is not about gain)
     confidence: float  # 0..1
     coverage: float  # 0..1
@@ -205,6 +205,12 @@ class Backend(Protocol):
     def read(self, targets: Sequence[Target] | None = None) -> BackendState:
         """Read targets (None: all), each with its generation.
 
+        Facts that plans rest on, as text, absent where they are not known: of a slice kind, tenant, workload and
+        card_memory_bytes; of a queue tenant, allocated_gpu_count, pending_gpu_count, free_gpu_count (cards that its
+        waiting work could take now) and capacity_gpu_count (cards that its pool's quotas may sum to); of a card
+        open_share. A backend that lets new work onto a card beside the shares that it reads must tell open_share: how
+        much of the card such work may take. Without it only the shares that are granted count as taken.
+
         Raises:
             UnreachableError: the backend does not answer.
         """
@@ -214,6 +220,6 @@ class Backend(Protocol):
         """Apply a group, decreases first; `expected` holds the generations that the decision was made on."""
         ...
 
-    def predict(self, group: Group) -> Sequence[Eviction]:
-        """Say who would be evicted by the group, by the scheduler's own rule."""
+    def predict(self, group: Group) -> Sequence[Eviction] | None:
+        """Say who would be evicted by the group, by the scheduler's own rule; None: it is not known."""
         ...

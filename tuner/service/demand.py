@@ -18,7 +18,7 @@ _CALM_QUANTILE = 0.25
 
 
 class DemandHistory:
-    """Compute share used by each workload (sum over its slices), on a grid; NaN where it was not seen.
+    """Compute share used by each workload (mean over its slices), on a grid; NaN where it was not seen.
 
     Args:
         step: grid of the history.
