@@ -15,6 +15,9 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+import duckdb
+import pyarrow as pa
+
 from collector.errors import ConfigurationError, UnreachableError
 
 FORMAT = 1
@@ -94,8 +97,7 @@ def refuse_network_file_system(folder: Path, mounts_file: Path = Path("/proc/mou
     kind = file_system(folder.resolve(), mounts_file.read_text(encoding="utf-8", errors="replace"))
     if kind in _NETWORK_FILE_SYSTEMS:
         raise ConfigurationError(
-            f"the embedded store needs a local disk, but {folder} is on {kind}; "
-            "set store.path to a local folder, and configure [influx] to share rows between hosts"
+            f"the embedded store needs a local disk, but {folder} is on {kind}; set store.path to a local folder"
         )
 
 
@@ -141,6 +143,40 @@ def connect(folder: Path, *, read_only: bool = False, synchronous: str = "NORMAL
     return db
 
 
+def identity(folder: Path) -> tuple[int, int] | None:
+    """Return device and inode of the catalogue's file; None where there is none."""
+    try:
+        found = (folder / "store.db").stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+@contextmanager
+def failures(folder: Path, action: str) -> Iterator[None]:
+    """Say errors of the store's files in one line.
+
+    Raises:
+        UnreachableError: SQLite, DuckDB, Arrow or the file system could not do `action`.
+    """
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise UnreachableError(
+            f"cannot {action} {folder / 'store.db'}: {_first_line(error)}; check its disk, "
+            "or restore it from a backup, or set store.path to another folder"
+        ) from error
+    except (duckdb.Error, pa.ArrowException, OSError) as error:
+        raise UnreachableError(
+            f"cannot {action} the files of the store in {folder}: {_first_line(error)}; check its disk, "
+            "or restore them from a backup, or set store.path to another folder"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def create(db: sqlite3.Connection) -> None:
     """Lay out an empty catalogue; one that is laid out stays as it is."""
     with transaction(db):
@@ -153,14 +189,15 @@ def create(db: sqlite3.Connection) -> None:
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Hold the write lock for the block; commit at its end, roll back where it raises."""
+    """Hold the write lock for the block; commit at its end, roll back where it or the commit raises."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
+        db.execute("COMMIT")
     except BaseException:
-        db.execute("ROLLBACK")
+        if db.in_transaction:  # SQLite itself rolls back after some errors, such as a full disk
+            db.execute("ROLLBACK")
         raise
-    db.execute("COMMIT")
 
 
 @contextmanager
@@ -170,7 +207,8 @@ def snapshot(db: sqlite3.Connection) -> Iterator[None]:
     try:
         yield
     finally:
-        db.execute("COMMIT")
+        if db.in_transaction:
+            db.execute("COMMIT")
 
 
 def take_seq(db: sqlite3.Connection, count: int) -> int:

@@ -6,7 +6,8 @@ import atexit
 import logging
 import sqlite3
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -62,6 +63,7 @@ class EmbeddedStore(RowReader):
         self._folder = settings.path.resolve()
         self._writer = None if read_only else self._connect()
         self._reader = self._connect()
+        self._opened = catalogue.identity(self._folder)
         self._facts = None if self._writer is None else spans.FactWriter(self._writer)
         self._maintainer = None if read_only else Maintainer(self._folder, settings, self._clock)
         self._write_lock = threading.Lock()
@@ -73,7 +75,8 @@ class EmbeddedStore(RowReader):
         self._stopping = False
         self._thread: threading.Thread | None = None
         if self._maintainer is not None:
-            self._maintainer.start()
+            with catalogue.failures(self._folder, "open"):
+                self._maintainer.start()
 
     def _connect(self) -> sqlite3.Connection:
         return catalogue.connect(self._folder, read_only=self._read_only, synchronous=self._settings.synchronous)
@@ -84,6 +87,7 @@ class EmbeddedStore(RowReader):
         Raises:
             ConfigurationError: simulated rows in a store of real ones or the reverse, or the store is read only.
             KeyError: unknown measurement.
+            UnreachableError: the disk is full, or the store was removed or replaced; nothing of the batch is kept.
             ValueError: rows that the schema does not allow.
         """
         if self._writer is None or self._facts is None:
@@ -94,8 +98,9 @@ class EmbeddedStore(RowReader):
         now = catalogue.to_ms(self._clock.now())
         starts: dict[str, int] = {}
         with self._write_lock:
+            self._require_same_file()
             try:
-                with catalogue.transaction(self._writer):
+                with catalogue.failures(self._folder, "write to"), catalogue.transaction(self._writer):
                     spans.check_simulated(self._writer, clusters, batch.facts)
                     for name, (described, payload) in encoded.items():
                         rows = tables[name].num_rows
@@ -114,6 +119,16 @@ class EmbeddedStore(RowReader):
         with self._read_lock:
             for name, first in starts.items():
                 self._cache.put(first, tables[name])
+
+    def _require_same_file(self) -> None:
+        # An unlinked file still takes writes, and nobody would ever read them.
+        found = catalogue.identity(self._folder)
+        if found != self._opened:
+            raise UnreachableError(
+                f"expected {self._folder / 'store.db'} as it was opened, "
+                f"{'found it removed' if found is None else 'got another file in its place'}; "
+                "put it back, or start again to write to a new one"
+            )
 
     def _count_unsealed(self, tables: Mapping[str, pa.Table]) -> None:
         for name, table in tables.items():
@@ -148,23 +163,28 @@ class EmbeddedStore(RowReader):
             UnreachableError: another process has the store's maintenance for too long.
         """
         request = make_request(measurement, window, fields=(), where=where, by=None, every=None, aggregate="mean")
-        return self._maintenance().delete(request.spec, window, request.where)
+        with catalogue.failures(self._folder, "delete from"):
+            return self._maintenance().delete(request.spec, window, request.where)
 
     def retain(self, now: datetime) -> int:
         """Drop what is older than the tiers' retention, by whole files; return how many rows went."""
-        return self._maintenance().retain(now)
+        with catalogue.failures(self._folder, "drop old rows of"):
+            return self._maintenance().retain(now)
 
     def seal(self) -> None:
         """Seal all rows now; otherwise a thread does it when they are many or old enough."""
-        self._maintenance().seal()
+        with catalogue.failures(self._folder, "seal"):
+            self._maintenance().seal()
 
     def merge(self) -> None:
         """Merge the sealed files of each day into one a tier now; otherwise a thread does it as they grow."""
-        self._maintenance().merge()
+        with catalogue.failures(self._folder, "merge"):
+            self._maintenance().merge()
 
     def maintain(self) -> None:
         """Do now what the thread does from time to time: seal and merge what is due, remove files after their grace."""
-        self._maintenance().work()
+        with catalogue.failures(self._folder, "maintain"):
+            self._maintenance().work()
 
     def _maintenance(self) -> Maintainer:
         if self._maintainer is None:
@@ -173,23 +193,23 @@ class EmbeddedStore(RowReader):
 
     def facts(self, window: Window | None = None, *, names: Sequence[str] | None = None) -> pd.DataFrame:
         """Return facts valid at some time in `window`; see `Store.facts`."""
-        with self._read_lock:
+        with self._reading():
             return spans.read_facts(self._reader, window, names)
 
     def events(self, window: Window) -> pd.DataFrame:
         """Return events in `window`; see `Store.events`."""
-        with self._read_lock:
+        with self._reading():
             return spans.read_events(self._reader, window)
 
     def rejects(self, window: Window) -> pd.DataFrame:
         """Return rejects in `window`; see `Store.rejects`."""
-        with self._read_lock:
+        with self._reading():
             return spans.read_rejects(self._reader, window)
 
     def span(self, measurement: str) -> Window | None:
         """Return [oldest row, newest row + 1 ms), or None when there is no row."""
         name = measurement_of(measurement).name
-        with self._read_lock:
+        with self._reading():
             first, last = self._reader.execute(
                 "WITH live AS (SELECT * FROM seg WHERE measurement = ?1 AND state = 'live')"
                 " SELECT min(t_min), max(t_max) FROM (SELECT t_min, t_max FROM hot WHERE measurement = ?1"
@@ -211,14 +231,20 @@ class EmbeddedStore(RowReader):
             hot = gather(request.spec, request.fields, snapshot.tables, [b.seq_min for b in snapshot.blobs])
             try:
                 return self.run(self._engine, request, snapshot.pieces, hot)
-            except duckdb.IOException as error:
+            except duckdb.Error as error:
                 failure = error
         raise UnreachableError(
-            f"cannot read the sealed files in {self._folder}: {failure}; restore them from a backup"
+            f"cannot read the sealed files in {self._folder}: {str(failure).splitlines()[0]}; "
+            "restore them from a backup"
         ) from failure
 
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        with catalogue.failures(self._folder, "read"), self._read_lock:
+            yield
+
     def _snapshot(self, spec: Measurement, start: int, end: int) -> _Snapshot:
-        with self._read_lock, catalogue.snapshot(self._reader):
+        with self._reading(), catalogue.snapshot(self._reader):
             blobs = [
                 Blob(*row)
                 for row in self._reader.execute(

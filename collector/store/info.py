@@ -43,10 +43,14 @@ def describe_store(settings: StoreSettings) -> StoreInfo:
     """Describe the store in `settings.path`.
 
     Raises:
-        UnreachableError: there is no store.
+        UnreachableError: there is no store, or it cannot be read.
     """
     folder = settings.path.resolve()
-    with closing(catalogue.connect(folder, read_only=True)) as db, catalogue.snapshot(db):
+    with (
+        closing(catalogue.connect(folder, read_only=True)) as db,
+        catalogue.failures(folder, "read"),
+        catalogue.snapshot(db),
+    ):
         found = db.execute(
             "SELECT measurement, tier, sum(rows), sum(unsealed), sum(file), min(t_min), max(t_max) FROM ("
             " SELECT measurement, tier, rows, 0 AS unsealed, 1 AS file, t_min, t_max FROM seg WHERE state = 'live'"

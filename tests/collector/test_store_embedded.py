@@ -25,6 +25,7 @@ from collector.conformance import DAY, HOUR, MINUTE, START, at, slice_rows, wind
 from collector.errors import ConfigurationError, UnreachableError
 from collector.settings import StoreSettings
 from collector.store import EmbeddedStore, FrameStore, catalogue, maintenance
+from collector.store.info import describe_store
 from collector.window import Window
 
 NAMES = ["a", "b", "c"]
@@ -455,6 +456,71 @@ def test_network_file_systems_are_refused(tmp_path: Path) -> None:
     mounts.write_text("/dev/sda / ext4 rw 0 0\n")
     catalogue.refuse_network_file_system(tmp_path, mounts)
     catalogue.refuse_network_file_system(tmp_path, tmp_path / "absent")
+
+
+def test_a_store_that_was_removed_or_replaced_takes_no_more_writes(lab: Lab) -> None:
+    lab.store.write(slice_rows([0], ["a"], busy_ratio=[0.1]))
+    file = lab.settings.path / "store.db"
+    file.rename(file.with_suffix(".away"))
+    with pytest.raises(UnreachableError, match="found it removed"):
+        lab.store.write(slice_rows([1], ["a"], busy_ratio=[0.2]))
+    file.write_bytes(b"")
+    with pytest.raises(UnreachableError, match="another file in its place"):
+        lab.store.write(slice_rows([1], ["a"], busy_ratio=[0.2]))
+    file.with_suffix(".away").replace(file)
+    lab.store.write(slice_rows([2], ["a"], busy_ratio=[0.3]))
+    assert lab.store.read("slice", window(0, 9))["busy_ratio"].tolist() == [0.1, 0.3]
+
+
+def test_a_full_disk_refuses_the_batch_and_the_store_goes_on_when_there_is_room(lab: Lab) -> None:
+    lab.store.write(slice_rows([0], ["a"], busy_ratio=[0.1]))
+    writer = lab.store._writer
+    assert writer is not None
+    (pages,) = writer.execute("PRAGMA page_count").fetchone()
+    writer.execute(f"PRAGMA max_page_count={pages}")
+    many = slice_rows(list(range(1, 9001)), ["a"] * 9000, busy_ratio=np.random.default_rng(1).random(9000))
+    with pytest.raises(UnreachableError, match=r"cannot write to .*store\.db: database or disk is full; check"):
+        lab.store.write(many)
+    assert not writer.in_transaction
+    writer.execute(f"PRAGMA max_page_count={pages + 1000}")
+    lab.store.write(many)
+    assert len(lab.store.read("slice", window(0, 9001))) == 9001
+
+
+def test_a_commit_that_fails_is_rolled_back() -> None:
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    db.execute("PRAGMA foreign_keys=ON")
+    db.execute("CREATE TABLE one (x PRIMARY KEY)")
+    db.execute("CREATE TABLE two (x REFERENCES one DEFERRABLE INITIALLY DEFERRED)")
+    with pytest.raises(sqlite3.IntegrityError), catalogue.transaction(db):
+        db.execute("INSERT INTO two VALUES (1)")
+    with catalogue.transaction(db):
+        db.execute("INSERT INTO one VALUES (2)")
+    assert db.execute("SELECT count(*) FROM two").fetchone() == (0,)
+    db.close()
+
+
+def test_damaged_files_are_one_clear_line(lab: Lab) -> None:
+    lab.store.write(slice_rows([0], ["a"], busy_ratio=[0.1]))
+    lab.store.seal()
+    lab.store.write(slice_rows([1], ["a"], busy_ratio=[0.2]))
+    (name,) = lab.files()
+    (lab.settings.path / name).write_bytes(b"nothing that was sealed")
+    with pytest.raises(UnreachableError, match=name) as sealed:
+        lab.store.read("slice", window(0, 1))
+    assert "\n" not in str(sealed.value)
+    lab.execute("UPDATE hot SET payload = x'00'")
+    reader = EmbeddedStore(lab.settings, read_only=True)
+    with pytest.raises(UnreachableError, match="cannot read the files of the store in"):
+        reader.read("slice", window(0, 9))
+    lab.execute("DROP TABLE hot")
+    lab.execute("DROP TABLE fact")
+    for read in (reader.facts, lambda: reader.span("slice"), lambda: describe_store(lab.settings)):
+        with pytest.raises(UnreachableError, match=r"cannot read .*store\.db: no such table"):
+            read()
+    with pytest.raises(UnreachableError, match=r"cannot seal .*store\.db: no such table"):
+        lab.store.seal()
+    reader.close()
 
 
 def test_a_lost_file_is_one_clear_line(lab: Lab) -> None:
