@@ -3,7 +3,7 @@
     no file                   nothing is frozen
     first line `freeze_new`   no new changes; rollbacks go on
     first line `freeze_all`   no write at all
-    anything else             as `freeze_all`: empty, unreadable, or not understood
+    anything else             as `freeze_all`: empty, unreadable, not understood, or behind a link to nothing
 
 `touch PAUSED` therefore stops everything. The lines below the first say who, why and since when.
 """
@@ -54,7 +54,10 @@ def read(path: Path) -> Pause:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
-        return Pause(Freeze.NONE)
+        dangling = _dangling(path)
+        if dangling is None:
+            return Pause(Freeze.NONE)
+        return Pause(Freeze.ALL, why=f"{dangling} is a link to nothing, which counts as {Freeze.ALL.value}; mend it")
     except (OSError, UnicodeDecodeError) as error:
         return Pause(Freeze.ALL, why=f"{path} cannot be read ({error}); remove it to resume")
     first = lines[0].strip() if lines else ""
@@ -105,6 +108,11 @@ def resume(path: Path) -> bool:
     except OSError as error:
         raise UnreachableError(f"expected to remove {path}, got {error}; remove it by hand to resume") from error
     return True
+
+
+def _dangling(path: Path) -> Path | None:
+    """Return the part of a path that is a link to nothing: behind it may lie a switch that was thrown."""
+    return next((p for p in (path, *path.parents) if p.is_symlink() and not os.path.exists(p)), None)  # noqa: PTH110 - never raises
 
 
 def _line(text: str) -> str:

@@ -43,6 +43,17 @@ def test_what_is_not_understood_freezes_everything(tmp_path: Path, content: byte
     assert words in str(pause)
 
 
+@pytest.mark.parametrize("part", ["PAUSED", "var"])
+def test_a_link_to_nothing_freezes_everything(tmp_path: Path, part: str) -> None:
+    (tmp_path / part).symlink_to(tmp_path / "away")
+    path = tmp_path / part if part == "PAUSED" else tmp_path / part / "PAUSED"
+    pause = killswitch.read(path)
+    assert pause.level is Freeze.ALL
+    assert f"{tmp_path / part} is a link to nothing" in str(pause)
+    (tmp_path / "away").mkdir() if part == "var" else (tmp_path / "away").write_text("freeze_new\n")
+    assert killswitch.read(path).level is (Freeze.NONE if part == "var" else Freeze.NEW)
+
+
 def test_a_hand_made_file_works(tmp_path: Path) -> None:
     path = tmp_path / "PAUSED"
     path.write_text("freeze_new\n")
