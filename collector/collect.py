@@ -95,6 +95,9 @@ class Collector:
         for source in self._sources:
             if isinstance(source, Gathering):
                 self._assemblers.setdefault(source.assembler.context, source.assembler)
+        if state_path is not None:
+            # Only here: a folder that goes while the collector runs must be noticed, not made again.
+            state_path.parent.mkdir(parents=True, exist_ok=True)
         self._load_state()
 
     def run_once(self, now: datetime) -> CycleReport:
@@ -161,8 +164,12 @@ class Collector:
             return
         try:
             saved = orjson.loads(self._state_path.read_bytes())
-        except orjson.JSONDecodeError:
-            _LOG.warning("%s: expected JSON, got something else; counters begin anew", self._state_path)
+        except (orjson.JSONDecodeError, OSError):
+            saved = None
+        if not isinstance(saved, dict) or not all(isinstance(value, dict) for value in saved.values()):
+            _LOG.warning(
+                "%s: expected a JSON table of each source, got something else; counters begin anew", self._state_path
+            )
             return
         for names, keeper in self._keepers():
             for name in names:
@@ -172,10 +179,12 @@ class Collector:
         if self._state_path is None:
             return
         state = {names[0]: keeper.export_state() for names, keeper in self._keepers()}
-        self._state_path.parent.mkdir(parents=True, exist_ok=True)
         beside = self._state_path.with_suffix(".new")
-        beside.write_bytes(orjson.dumps(state, option=orjson.OPT_SERIALIZE_NUMPY))
-        beside.replace(self._state_path)
+        try:
+            beside.write_bytes(orjson.dumps(state, option=orjson.OPT_SERIALIZE_NUMPY))
+            beside.replace(self._state_path)
+        except OSError as error:
+            _LOG.warning("cannot save %s: %s; after a restart counters would begin anew", self._state_path, error)
 
     def _keepers(self) -> list[tuple[list[str], Resumable]]:
         """Return what must be remembered, each with the names of its sources."""

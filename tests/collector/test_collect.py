@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -20,7 +21,8 @@ from collector.errors import ConfigurationError, UnreachableError
 from collector.plugins import SourceContext
 from collector.protocols import SourceDescription
 from collector.scrape import ScrapeSource
-from collector.settings import SourceSettings, TargetSettings
+from collector.settings import SourceSettings, StoreSettings, TargetSettings
+from collector.store import EmbeddedStore
 
 START = datetime(2026, 1, 5, 0, 0, 13, tzinfo=UTC)
 TEXT = 'DCGM_FI_DEV_POWER_USAGE{gpu="0",UUID="GPU-0"} 100\nDCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION{gpu="0",UUID="GPU-0"} '
@@ -212,13 +214,45 @@ def test_a_restart_of_the_collector_goes_on_where_it_stopped(exporters: Exporter
     assert joules == [None, 600.0]
 
 
-def test_a_damaged_state_file_is_told_and_left_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("content", ["{oops", "[1]", "5", '{"fixed": 5}'])
+def test_a_damaged_state_file_is_told_and_left_behind(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str
+) -> None:
     path = tmp_path / "collector.json"
-    path.write_text("{oops")
+    path.write_text(content)
     store = MemoryStore()
     collector([FixedSource()], store, VirtualClock(START), path).run_once(START)
     assert "counters begin anew" in caplog.text
     assert path.read_text() == "{}"
+
+
+def test_a_state_that_cannot_be_saved_is_told_and_its_folder_is_not_made_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, store = tmp_path / "state", MemoryStore()
+    loop = collector([FixedSource()], store, VirtualClock(START), folder / "collector.json")
+    folder.rmdir()
+    loop.run_once(START)
+    assert "cannot save" in caplog.text
+    assert not folder.exists()
+    assert len(store.batches) == 1
+
+
+def test_a_removed_store_is_told_each_cycle_and_the_loop_goes_on(
+    exporters: Exporters, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    exporters.answers["/metrics"] = (200, f"{TEXT}5\n")
+    folder, clock = tmp_path / "store", VirtualClock(START)
+    store = EmbeddedStore(StoreSettings(path=folder), clock=clock)
+    source, stop = source_of(exporters, "/metrics"), threading.Event()
+    last = FixedSource(stop=stop, last=2)
+    loop = Collector([last, source], store, clock, 60.0, state_path=folder / "collector.json")
+    shutil.rmtree(folder)
+    assert loop.run(stop) == 2
+    assert caplog.text.count("found it removed") == 2
+    assert not folder.exists()
+    store.close()
+    source.close()
 
 
 def test_the_state_is_plain_json(exporters: Exporters) -> None:
