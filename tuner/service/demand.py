@@ -12,7 +12,8 @@ import pandas as pd
 from collector.clock import grid_floor
 from tuner.planner.reserve import BINS, utilisation_limit
 
-_COSTS_KEPT = 288  # a day of 5-min looks
+_COSTS_EVERY = timedelta(minutes=5)  # how far a look reaches back: nearer ones see the same minutes again
+_COSTS_KEPT = 288  # a day of them for a workload of one slice, less for one of more
 _COSTS_NEEDED = 6
 _CALM_QUANTILE = 0.25
 
@@ -81,11 +82,18 @@ class UnitCosts:
 
     def __init__(self) -> None:
         self._costs: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_COSTS_KEPT))
+        self._latest: dict[str, datetime] = {}
 
-    def add(self, series: str, used: float, requests_per_second: float) -> None:
-        """Remember the mean use and rate of some minutes; NaN and idle minutes say nothing."""
-        if requests_per_second > 0 and not np.isnan(used):
+    def add(self, series: str, at: datetime, used: float, requests_per_second: float) -> None:
+        """Remember the mean use and rate of the 5 minutes that end at `at`, unless some of them are remembered already.
+
+        Slices of one workload at the same instant count each. NaN and idle minutes say nothing.
+        """
+        latest = self._latest.get(series)
+        seen_before = latest is not None and latest != at and at - latest < _COSTS_EVERY
+        if requests_per_second > 0 and not np.isnan(used) and not seen_before:
             self._costs[series].append(used / requests_per_second)
+            self._latest[series] = at
 
     def used(self, series: str, requests_per_second: float) -> float:
         """Return the share of the card that this rate needs; NaN while too little is known."""

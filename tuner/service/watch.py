@@ -195,7 +195,7 @@ class Watch:
         fresh_ms = 0.0 if self._seen_until is None else self._seen_until.timestamp() * 1000 - 0.5  # whole ms
         for holding in holdings:
             series = series_of(holding.tenant, holding.workload)
-            used = self._used(series, holding)
+            used = self._used(series, holding, window.end)
             self._remember_peak(holding.target, holding.memory_bytes)
             seen[holding.target] = Seen(
                 used=used,
@@ -217,10 +217,10 @@ class Watch:
         self._seen_until = window.end
         return seen, promises
 
-    def _used(self, series: str, holding: Holding) -> float:
+    def _used(self, series: str, holding: Holding, at: datetime) -> float:
         """Return what a slice uses: for a service its rate times its calm cost, once that is known."""
         used = holding.mean_used
-        self._costs.add(series, used, holding.requests_per_second)
+        self._costs.add(series, at, used, holding.requests_per_second)
         calm = self._costs.used(series, holding.requests_per_second)
         return used if math.isnan(calm) else calm
 
