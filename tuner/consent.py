@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -10,7 +9,9 @@ from sqlalchemy import insert
 
 from collector.errors import RefusedError
 from tuner.guards.chain import GuardedPlan
+from tuner.guards.mode import mode_of
 from tuner.guards.pace import predicted_evictions
+from tuner.guards.permission import unpredicted
 from tuner.guards.world import FAILED_PAST, Facts, World, domain_of
 from tuner.journal import StateMovedError, step_in
 from tuner.model import Group, KnobEffect, Mode
@@ -24,27 +25,6 @@ Role = Literal["viewer", "operator", "admin"]
 ACTING_ROLES: frozenset[str] = frozenset({"operator", "admin"})
 REGRESSIONS_THAT_DISARM = 3
 
-_CAUTION = {Mode.RECOMMEND: 0, Mode.APPROVE: 1, Mode.AUTO: 2}
-
-
-def mode_of(group: Group, facts: Facts, settings: TunerSettings) -> Mode:
-    """Return the most careful mode of all that a group touches; the first table that matches speaks for a change."""
-    modes = [settings.mode]
-    if group.changes:
-        modes = [_mode_of(c.target.cluster, facts.subject(c)[0], group.kind, settings) for c in group.changes]
-    return min(modes, key=_CAUTION.__getitem__)
-
-
-def _mode_of(cluster: str, tenant: str, kind: str, settings: TunerSettings) -> Mode:
-    for rule in settings.modes:
-        if (
-            fnmatch.fnmatchcase(cluster, rule.cluster)
-            and fnmatch.fnmatchcase(tenant, rule.tenant)
-            and fnmatch.fnmatchcase(kind, rule.kind)
-        ):
-            return rule.mode
-    return settings.mode
-
 
 def decide(group: Group, facts: Facts, settings: TunerSettings) -> tuple[Decision, str]:
     """Say what happens to a group that the guards kept: written down, asked for, or done, and why.
@@ -55,7 +35,7 @@ def decide(group: Group, facts: Facts, settings: TunerSettings) -> tuple[Decisio
     """
     mode = mode_of(group, facts, settings)
     if mode is Mode.RECOMMEND:
-        return "write_down", "mode recommend"
+        return "write_down", "; ".join(filter(None, ("mode recommend", unpredicted(group, facts))))
     if mode is Mode.APPROVE:
         return "ask", "mode approve"
     reason = _needs_a_person(group, facts, settings)

@@ -20,7 +20,6 @@ from tuner.record import ChangeState, Drop, GroupRecord
 KIND_WORDS = {
     "reserve": "keep headroom",
     "give": "give what is idle",
-    "throttle": "throttle an aggressor",
     "queue": "move queue quota",
     "right_size": "right-size memory",
     "fast": "rescue an objective",

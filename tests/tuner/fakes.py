@@ -99,6 +99,7 @@ class FakeBackend:
     name = "fake"
     simulated: bool = True
     changes_nothing: bool = False
+    predicts: bool = True
 
     def knobs(self) -> Sequence[Knob]:
         return self.knob_list
@@ -143,7 +144,9 @@ class FakeBackend:
             raise UnreachableError("time-out")
         return ApplyResult(ApplyStatus.APPLIED)
 
-    def predict(self, group: Group) -> Sequence[Eviction]:
+    def predict(self, group: Group) -> Sequence[Eviction] | None:
+        if not self.predicts:
+            return None
         return [
             Eviction(c.target, "some-job", 1, "at once")
             for c in group.changes
@@ -187,7 +190,7 @@ def world_of(states: Sequence[TargetState], now: datetime = START, **rest: objec
         "capacity": dict.fromkeys(domains, whole),
         "health": dict.fromkeys(domains, ()),
         "vitals": Vitals(cards=16, cards_before=16, activity=0.4, activity_before=0.4),
-        "proven": dict.fromkeys(("give", "reserve", "throttle", "queue", "right_size", "fast"), 100),
+        "proven": dict.fromkeys(("give", "reserve", "queue", "right_size", "fast"), 100),
         "watching_since": now - timedelta(hours=1),
         "declarations": promises,
         "peak_memory_bytes": dict.fromkeys(targets, 0.0),

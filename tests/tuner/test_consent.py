@@ -6,8 +6,9 @@ import pytest
 
 from collector.errors import RefusedError
 from tests.tuner.fakes import START, change, declared, group, held, plan, queue_target, slice_target, world_of
-from tuner.consent import approve, decide, mode_of, propose, reject, request_roll_back
+from tuner.consent import approve, decide, propose, reject, request_roll_back
 from tuner.guards import Facts, run_guards
+from tuner.guards.mode import mode_of
 from tuner.journal import entries, record_plan, step
 from tuner.model import Eviction, Group, Mode, Target
 from tuner.record import ChangeState, Decision, GroupRecord
@@ -51,6 +52,12 @@ def test_modes_by_cluster_tenant_and_kind() -> None:
 )
 def test_decision_follows_the_mode(mode: Mode, expected: Decision) -> None:
     assert decision(group(change(A, 0.2, 0.3)), TunerSettings(mode=mode)) == (expected, f"mode {mode.value}")
+
+
+def test_advice_says_that_nobody_knows_who_would_be_evicted() -> None:
+    lower, advice = group(change(Q, 8, 4, "quota_gpu_count")), TunerSettings(mode=Mode.RECOMMEND)
+    assert decision(lower, advice) == ("write_down", "mode recommend; it can evict, and nobody has predicted whom")
+    assert decision(lower, advice, evictions={"g1": ()}) == ("write_down", "mode recommend")
 
 
 def test_auto_asks_for_what_cannot_be_undone_at_will() -> None:

@@ -28,9 +28,9 @@ from tuner.guards import GuardedPlan, Vitals, World, domain_of, run_guards, stil
 from tuner.guards.pace import wave_limit
 from tuner.guards.permission import in_span
 from tuner.killswitch import Pause
-from tuner.model import BackendState, Change, Eviction, Freeze, Group, KnobEffect, Target
+from tuner.model import BackendState, Change, Eviction, Freeze, Group, KnobEffect, Mode, Target
 from tuner.record import ChangeState, Decision, GroupRecord
-from tuner.settings import CalendarSettings, TunerSettings
+from tuner.settings import CalendarSettings, ModeSettings, TunerSettings
 
 A, B, C = slice_target("a"), slice_target("b"), slice_target("c", "GPU-1")
 RED, BLUE = queue_target("red"), queue_target("blue")
@@ -157,9 +157,7 @@ def test_a_queue_belongs_to_many_workloads() -> None:
     assert refusal(*move, settings=TunerSettings(protected=("t",)), evictions=evictions).startswith("protection: t is")
 
 
-def test_opt_out_and_frozen_targets() -> None:
-    assert refusal(RAISE, opted_out={A: "annotation"}) == ("opt-out: slice c/n0/GPU-0/a is opted out: annotation")
-    assert refusal(RAISE, opted_out={B: "annotation"}) == "kept"
+def test_frozen_targets() -> None:
     assert refusal(RAISE, frozen={A: "foreign"}) == "frozen target: slice c/n0/GPU-0/a rests: foreign"
 
 
@@ -207,16 +205,14 @@ def test_a_calendar_that_is_not_understood_names_itself(entry: CalendarSettings)
         in_span(entry, START)
 
 
-def test_interlock() -> None:
-    sick = {"sick_components": ("kueue-controller",)}
-    assert refusal(LOWER, **sick) == "interlock: not while kueue-controller is not well"
-    assert refusal(RAISE, **sick) == "kept"
-
-
-def test_evicting_changes_are_predicted_by_name() -> None:
-    lower = change(BLUE, 24, 16, "quota_gpu_count")
-    assert refusal(lower) == "prediction: it can evict, and nobody has predicted whom"
-    assert refusal(lower, evictions={"g1": ()}) == "kept"
+@pytest.mark.parametrize("mode", list(Mode))
+def test_evicting_changes_are_predicted_by_name_unless_they_are_mere_advice(mode: Mode) -> None:
+    lower, settings = change(BLUE, 24, 16, "quota_gpu_count"), TunerSettings(mode=mode)
+    drop = "prediction: it can evict, and nobody has predicted whom"
+    assert refusal(lower, settings=settings) == ("kept" if mode is Mode.RECOMMEND else drop)
+    assert refusal(lower, settings=settings, evictions={"g1": ()}) == "kept"
+    advice = TunerSettings(mode=mode, modes=(ModeSettings(tenant="t", mode=Mode.RECOMMEND),))
+    assert refusal(lower, settings=advice) == "kept"
 
 
 @pytest.mark.parametrize(("age", "ok"), [(180, True), (181, False), (-5, True), (-6, False)])

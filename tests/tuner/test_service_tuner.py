@@ -19,9 +19,20 @@ from collector.errors import ConfigurationError, TrimtabError, UnreachableError
 from collector.settings import StoreSettings
 from collector.store import EmbeddedStore
 from collector.window import Window
-from tests.tuner.fakes import CORES, SM, START, FakeBackend, backend_with, change, slice_target
+from tests.tuner.fakes import (
+    CORES,
+    QUEUE,
+    SM,
+    START,
+    FakeBackend,
+    backend_with,
+    change,
+    queue_target,
+    slice_target,
+)
 from tests.tuner.service_rows import GIB, MINUTE, PROMISES, at, card_rows, slice_rows, slot
 from tuner import killswitch
+from tuner.backends import DryRunBackend
 from tuner.journal import LeaseLostError, StateMovedError, entries, verify_chain
 from tuner.lease import Lease
 from tuner.model import Freeze, Knob, Mode, Target, TargetState
@@ -183,6 +194,62 @@ def test_a_plan_is_simulated_where_its_rows_are_and_stays_off_a_real_backend(
     assert {r.simulated for r in list_groups(rig.state)} == {rows}
     if not kept:
         assert {d.guard for d in result.drops} == {"simulation"}
+
+
+def queue_of(tenant: str, quota: float, pending: int) -> TargetState:
+    """A queue of a pool with 8 cards of which 4 stand free."""
+    numbers = {"allocated": 2, "pending": pending, "free": 4, "capacity": 8}
+    facts = {"tenant": tenant, **{f"{name}_gpu_count": str(value) for name, value in numbers.items()}}
+    return TargetState(queue_target(tenant), {"quota_gpu_count": quota}, {"quota_gpu_count": quota}, "1", facts)
+
+
+@pytest.mark.parametrize("predicts", [True, False])
+@pytest.mark.parametrize(
+    ("mode", "decision"), [(Mode.AUTO, "ask"), (Mode.APPROVE, "ask"), (Mode.RECOMMEND, "write_down")]
+)
+def test_what_can_evict_is_only_advice_where_nobody_predicts(
+    make_rig: Callable[..., Rig], mode: Mode, decision: str, predicts: bool
+) -> None:
+    rig = make_rig(*FLEET, queue_of("red", 6.0, 0), queue_of("blue", 2.0, 2), knobs=(QUEUE,))
+    rig.backend.predicts = predicts
+    tuner = rig.tuner(TunerSettings(mode=mode))
+    tuner.run_once(rig.to(0))
+    result = tuner.run_once(rig.to(6))
+    decided = [(r.group.kind, r.decision) for r in result.kept]
+    guards = [d.guard for d in result.drops if d.action == "dropped"]
+    if predicts or mode is Mode.RECOMMEND:
+        assert (decided, guards) == ([("queue", decision)], [])
+        assert ("nobody has predicted whom" in result.kept[0].reason) is (not predicts)
+    else:
+        assert (decided, guards) == ([], ["prediction"])
+    assert rig.backend.writes == []
+
+
+def test_a_dry_run_that_starts_again_sees_no_foreign_change(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    real = rig.backend
+
+    def process() -> Tuner:
+        """A new process: it has forgotten what the last one pretended."""
+        rig.backend = DryRunBackend(real.read, real.knobs())  # type: ignore[assignment]  # it stands in for the fake
+        return rig.tuner()
+
+    first = process()
+    first.fast_once(rig.to(0))
+    done = first.fast_once(rig.to(6, kept=0.2))
+    assert [(s.state, s.reason) for s in done.steps] == [
+        (ChangeState.CONFIRMED, "pretended: the dry run changes nothing")
+    ]
+    first.close()
+    second = process()
+    again = [second.run_once(rig.to(minute)) for minute in (7, 12)]
+    assert [r.held for r in again] == ["", ""]
+    found = get_group(rig.state, done.steps[0].group_id)
+    assert found is not None
+    assert found.state is ChangeState.CONFIRMED
+    assert not {"drift", "foreign_change", "verifying"} & {e.event for e in entries(rig.state)}
+    assert "frozen target" not in {d.guard for r in again for d in r.drops}
+    assert real.writes == []
 
 
 def test_nothing_is_lowered_before_own_samples_were_watched(make_rig: Callable[..., Rig]) -> None:

@@ -183,7 +183,7 @@ class BackendConformance:
         """Predictions name workloads with a count, and leave everything as it is."""
         before = backend.read()
         for change in self.settable(backend):
-            for eviction in backend.predict(_group(change)):
+            for eviction in backend.predict(_group(change)) or ():
                 assert eviction.workload
                 assert eviction.count >= 1
         after = backend.read()

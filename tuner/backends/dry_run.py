@@ -25,7 +25,7 @@ class DryRunBackend:
     Args:
         read: gives the real state, such as `read_store` or another backend's `read`.
         knobs: what could be set there.
-        predict: who would really be evicted; None: nobody is known to be.
+        predict: who would really be evicted; None: it is not known.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class DryRunBackend:
             self.said.append(f"would set {change.knob} of {change.target} {step}: {change.reason}")
         return ApplyResult(ApplyStatus.APPLIED, "pretended")
 
-    def predict(self, group: Group) -> Sequence[Eviction]:
-        """Say who would be evicted, by the real backend's rule where it is given."""
-        return () if self._predict is None else self._predict(group)
+    def predict(self, group: Group) -> Sequence[Eviction] | None:
+        """Say who would be evicted, by the real backend's rule; None where none is given."""
+        return None if self._predict is None else self._predict(group)
 
     def _with_pretence(self, real: TargetState) -> TargetState:
         pretence = self._pretended.get(real.target)

@@ -1,4 +1,4 @@
-"""Guards on what may be touched at all: kill switch, scope, protection, opt-out, calendars, effects."""
+"""Guards on what may be touched at all: kill switch, scope, protection, calendars, evictions."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from datetime import datetime, time, timedelta
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from collector.errors import ConfigurationError
+from tuner.guards.mode import mode_of
 from tuner.guards.world import Facts
-from tuner.model import Change, Group, KnobEffect
+from tuner.model import Change, Group, Mode
 from tuner.settings import CalendarSettings, TunerSettings
-
-_DISRUPTIVE = {KnobEffect.NEEDS_RESTART, KnobEffect.NEEDS_DRAIN, KnobEffect.NEEDS_REBOOT}
 
 
 def kill_switch(_group: Group, facts: Facts, _settings: TunerSettings) -> str | None:
@@ -77,15 +76,6 @@ def protection(group: Group, facts: Facts, settings: TunerSettings) -> str | Non
     return None
 
 
-def opt_out(group: Group, facts: Facts, _settings: TunerSettings) -> str | None:
-    """An annotation or label takes a target out."""
-    for change in group.changes:
-        said = facts.world.opted_out.get(change.target)
-        if said is not None:
-            return f"{change.target} is opted out: {said}"
-    return None
-
-
 def frozen_target(group: Group, facts: Facts, _settings: TunerSettings) -> str | None:
     """A target rests after a foreign change or a lost answer."""
     for change in group.changes:
@@ -103,20 +93,15 @@ def calendar(_group: Group, facts: Facts, _settings: TunerSettings) -> str | Non
     return None
 
 
-def interlock(group: Group, facts: Facts, _settings: TunerSettings) -> str | None:
-    """Do not lower or disrupt while what would have to re-place the work is not well."""
-    sick = facts.world.sick_components
-    if sick and (any(c.is_decrease for c in group.changes) or facts.effects(group) & _DISRUPTIVE):
-        return f"not while {', '.join(sick)} is not well"
-    return None
+def prediction(group: Group, facts: Facts, settings: TunerSettings) -> str | None:
+    """A change that can evict must say by name whom, before it is asked for or done; advice says that nobody knows."""
+    return None if mode_of(group, facts, settings) is Mode.RECOMMEND else unpredicted(group, facts)
 
 
-def prediction(group: Group, facts: Facts, _settings: TunerSettings) -> str | None:
-    """A change that can evict must say by name whom."""
+def unpredicted(group: Group, facts: Facts) -> str | None:
+    """Return the words for a group that can evict, where nobody says whom."""
     evicting = any((knob := facts.knob(c)) is not None and knob.can_evict for c in group.changes)
-    if evicting and group.id not in facts.world.evictions:
-        return "it can evict, and nobody has predicted whom"
-    return None
+    return "it can evict, and nobody has predicted whom" if evicting and group.id not in facts.world.evictions else None
 
 
 def in_span(entry: CalendarSettings, now: datetime) -> bool:

@@ -58,10 +58,8 @@ class World:
         reserves: online slice -> compute share of the card kept for it. Its quota is a cap that it may come near, not
             what the card must hold free: in the card's sum the reserve stands for it. Absent: the quota counts.
         coverage: target -> share of expected samples present, where known.
-        opted_out: target -> who or what says that it must not be touched.
         frozen: target -> why it rests (a foreign change, an answer that was lost).
-        evictions: group id -> who would be evicted, for groups with a knob that can evict.
-        sick_components: schedulers, device plugins, daemons that would have to re-place work and are not well.
+        evictions: group id -> who would be evicted, for groups with a knob that can evict; absent: nobody says.
     """
 
     now: datetime
@@ -80,10 +78,8 @@ class World:
     peak_memory_bytes: Mapping[Target, float] = field(default_factory=dict)
     reserves: Mapping[Target, float] = field(default_factory=dict)
     coverage: Mapping[Target, float] = field(default_factory=dict)
-    opted_out: Mapping[Target, str] = field(default_factory=dict)
     frozen: Mapping[Target, str] = field(default_factory=dict)
     evictions: Mapping[str, Sequence[Eviction]] = field(default_factory=dict)
-    sick_components: Sequence[str] = ()
 
 
 def domain_of(target: Target) -> Target:

@@ -302,6 +302,7 @@ class Tuner:
             if s.online
         }
         evicting = {k.name for k in sight.planner.knobs if k.can_evict}
+        predicted = [(g, parts.backend.predict(g)) for g in groups if any(c.knob in evicting for c in g.changes)]
         return World(
             now=now,
             state=sight.state,
@@ -320,7 +321,7 @@ class Tuner:
             reserves=reserves,
             coverage=sight.coverage,
             frozen={**frozen_targets(past, now), **drifted},
-            evictions={g.id: parts.backend.predict(g) for g in groups if any(c.knob in evicting for c in g.changes)},
+            evictions={g.id: who for g, who in predicted if who is not None},
         )
 
 
