@@ -15,6 +15,7 @@ from typing import Any
 from collector.clock import Clock
 from collector.errors import RefusedError, UnreachableError
 from tuner import killswitch
+from tuner.edge import apply_to, read_backend
 from tuner.guards.world import domain_of, in_order
 from tuner.journal import StateMovedError, remark, walk
 from tuner.lease import Lease
@@ -32,6 +33,8 @@ FOREIGN_REST = timedelta(hours=1)
 UNDO_SECONDS = 600.0  # how long a rollback is tried before a person is asked
 _POLL_SECONDS = 1.0
 _CONFLICT_RETRIES = 3
+
+_WROTE_NOTHING = frozenset({ApplyStatus.REFUSED, ApplyStatus.CONFLICT, ApplyStatus.RETRY_LATER})
 
 Recheck = Callable[[Group, BackendState], str | None]
 _Leg = tuple[ChangeState, str, Mapping[str, Any] | None]
@@ -251,6 +254,9 @@ class Executor:
         if reason is not None or fresh is None:
             return self._step(record, _S.NOT_APPLIED, reason or "it could not be read again")
         result = self._apply(group, fresh)
+        if result.status in _WROTE_NOTHING and not self._holds(group, Place.BEFORE):
+            said = f"it said {result.status.value}, yet its values are not what they were {result.detail}".strip()
+            result = ApplyResult(ApplyStatus.UNKNOWN, said)
         match result.status:
             case ApplyStatus.APPLIED | ApplyStatus.ACCEPTED:
                 due = self._clock.now() + timedelta(seconds=delay + result.settles_in_seconds)
@@ -258,13 +264,21 @@ class Executor:
                 return self._await(record, (_S.APPLIED, result.detail or result.status.value, body))
             case ApplyStatus.UNKNOWN:
                 remark(self._state, record.id, "unknown", at=self._clock.now(), actor=self._actor, reason=result.detail)
-                return Step(record.id, _S.INTENT, f"the answer was lost: {result.detail}")
+                return Step(record.id, _S.INTENT, f"no answer to go by: {result.detail}")
             case ApplyStatus.REFUSED:
                 return self._step(record, _S.REFUSED, result.detail or "the backend refused it")
             case ApplyStatus.CONFLICT:
                 return self._step(record, _S.NOT_APPLIED, f"the world moved: plan again ({result.detail})")
             case ApplyStatus.RETRY_LATER:
                 return self._step(record, _S.NOT_APPLIED, f"the backend asks to come back later ({result.detail})")
+
+    def _holds(self, group: Group, place: Place) -> bool:
+        """Say whether a read finds all values there; what cannot be read is not there."""
+        try:
+            fresh = self._read(group)
+        except UnreachableError:
+            return False
+        return not unreadable(group, fresh) and locate(group, fresh, self._knobs) is place
 
     def _last_look(self, group: Group, still_ok: Recheck | None) -> tuple[str | None, BackendState | None]:
         """Look once more, just before the write: kill switch, lease, values, guards."""
@@ -342,7 +356,7 @@ class Executor:
                 return self._step(record, _S.ROLLBACK_BLOCKED, against)
             self._lease.check()
             result = self._apply(undo, fresh)
-            if result.status is ApplyStatus.REFUSED:
+            if result.status is ApplyStatus.REFUSED and not self._holds(record.group, Place.BEFORE):
                 return self._step(record, _S.ROLLBACK_BLOCKED, f"the backend refused: {result.detail}")
             if result.status in {ApplyStatus.ACCEPTED, ApplyStatus.RETRY_LATER, ApplyStatus.UNKNOWN}:
                 return self._blocked_if_late(record, f"{result.status.value} {result.detail}".strip())
@@ -365,13 +379,10 @@ class Executor:
 
     def _apply(self, group: Group, fresh: BackendState) -> ApplyResult:
         expected = {c.target: fresh.targets[c.target].generation for c in group.changes}
-        try:
-            return self._backend.apply(group, expected)
-        except UnreachableError as error:
-            return ApplyResult(ApplyStatus.UNKNOWN, str(error))
+        return apply_to(self._backend, group, expected)
 
     def _read(self, group: Group) -> BackendState:
-        return self._backend.read(sorted({c.target for c in group.changes}))
+        return read_backend(self._backend, sorted({c.target for c in group.changes}))
 
     def _delay_seconds(self, group: Group) -> float:
         delays = [self._knobs[c.knob, c.target.kind].read_back_seconds for c in group.changes]

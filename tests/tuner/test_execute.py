@@ -201,7 +201,7 @@ def test_a_world_that_moves_during_the_wait_is_left_alone(bench: Bench) -> None:
         ("refused", ChangeState.REFUSED),
         ("conflict", ChangeState.NOT_APPLIED),
         ("retry_later", ChangeState.NOT_APPLIED),
-        ("foreign", ChangeState.NOT_APPLIED),
+        ("foreign", ChangeState.INTENT),  # a conflict, and values that are not what they were: settled by reading
         ("unknown", ChangeState.INTENT),
         ("lost_before", ChangeState.INTENT),
         ("lost_after", ChangeState.INTENT),

@@ -17,6 +17,7 @@ from collector.declarations import ResolvedWorkload, WorkloadDeclaration
 from collector.protocols import Store
 from collector.schema import NOBODY
 from collector.window import Window
+from tuner.edge import read_backend
 from tuner.model import Backend, BackendState, Target, TargetState
 from tuner.planner import CardView, PlannerInput, QueueView, SliceView
 from tuner.planner.views import MEMORY_KNOB, QUEUE_KNOB, SHARE_KNOB
@@ -114,7 +115,7 @@ class Watch:
 
         The past is judged by the quotas that its own rows tell, each until a row tells another.
         """
-        side_by_side = _side_by_side(self._backend.read())
+        side_by_side = _side_by_side(read_backend(self._backend))
         start = max(now - length, now - _HISTORY)
         while start < now:
             end = min(start + _WARM_PIECE, now)
@@ -129,7 +130,7 @@ class Watch:
         Raises:
             UnreachableError: the backend does not answer.
         """
-        state = self._backend.read()
+        state = read_backend(self._backend)
         window = Window(now - _RECENT, now + timedelta(milliseconds=1))
         rows, cards = read_live(self._store, window)
         granted = {t: s.effective[SHARE_KNOB] for t, s in state.targets.items() if SHARE_KNOB in s.effective}
