@@ -65,7 +65,7 @@ def hoist(args: Sequence[str]) -> list[str]:
 app = typer.Typer(
     cls=RootGroup,
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -179,3 +180,20 @@ def test_a_terminal_gets_colour_unless_no_color_says_otherwise(monkeypatch: pyte
     assert "[red]evil\N{REPLACEMENT CHARACTER}[2J" in text
     assert "[b]t" in text
     assert "\x1b[2J" not in text
+
+
+@pytest.mark.parametrize(("path", "command"), EVERY, ids=[path for path, _ in EVERY])
+def test_help_prints_the_names_of_tables_with_their_brackets(
+    path: str, command: object, trimtab: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    printed = trimtab(*path.split()[1:], "--help").out
+    texts = [getattr(command, "help", None) or "", *(parameter.help or "" for parameter in parameters(command))]
+    tables = [name for text in texts for name in re.findall(r"\[+[a-z_.]+\]+", text)]
+    assert [name for name in tables if name not in printed] == []
+
+
+def test_some_help_speaks_of_tables(trimtab: Callable[..., Ran]) -> None:
+    text = trimtab("tune", "--help").out
+    assert "[tuner]" in text
+    assert "[[backend]]" in text
