@@ -50,6 +50,9 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
+# The simulator's exporters say with this metric what they are; its presence counts, whatever its value.
+SIMULATED_METRIC = "trimtab_simulated"
+
 _PLANS_KEPT = 8
 
 
@@ -128,11 +131,12 @@ class Assembler:
         self._card_watch = CardWatch(context)
         self._xids = XidWatch()
         self._held = _Held(0)
+        self._simulated = context.simulated
 
     @property
     def metric_names(self) -> tuple[str, ...]:
         """All metric names that are understood."""
-        return self._world.table.names
+        return (*self._world.table.names, SIMULATED_METRIC)
 
     def assemble(self, now: datetime, scrapes: Sequence[Scrape]) -> Batch:
         """Return rows, facts, events and rejects of one cycle.
@@ -169,6 +173,8 @@ class Assembler:
         if changed:
             check_profiles(numbers, self._slices.join.slices, report)
             self._tell(now, cards, numbers)
+        if self._simulated:
+            self._facts.tell(Subject("cluster", self.context.cluster), "simulated", "true", now)
         facts, events, rejects = self._facts.drain()
         if self._kube is not None:
             queues, pod_facts, pod_events = read_queues(self._kube, self._queues, self.context, now)
@@ -216,6 +222,7 @@ class Assembler:
             if memory.layout is None or (memory.series is not series and memory.series != series):
                 memory.layout, memory.places = memory.state.arrange(series)
                 memory.series = series
+                self._simulated = self._simulated or any(one.name == SIMULATED_METRIC for one in series)
             if self._target_watch.same_machine(scrape.target, memory.layout, report):
                 live.append(_Live(memory.state, scrape, scrape.body, memory.layout, offset, memory.places))
                 offset += memory.layout.size

@@ -192,8 +192,6 @@ def describe_cards(book: FactBook, cards: Sequence[Card], numbers: Numbers, now:
     cluster = Subject("cluster", context.cluster)
     if cards:
         book.tell(cluster, "interval_seconds", f"{context.interval_seconds:g}", now)
-        if context.simulated:
-            book.tell(cluster, "simulated", "true", now)
     for card in cards:
         _learn_memory(book, card, numbers)
         subject = book.card_subject(card)

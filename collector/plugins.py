@@ -18,7 +18,7 @@ class SourceContext:
     cluster: name of the cluster, the first part of each row's identity.
     interval_seconds: length of a cycle; rows stand on this grid.
     declarations, tenants, mappings: the tables `[[workload]]`, `[[tenant]]`, `[[mapping]]`.
-    simulated: the source is a simulation; a fact of the cluster says so.
+    simulated: the source is a simulation; a fact of the cluster says so. Exporters may say it themselves.
     """
 
     cluster: str = "default"

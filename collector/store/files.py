@@ -45,7 +45,8 @@ def export_rows(
         folder: made where it does not exist; files of the same names are replaced.
         window: which rows; facts are those valid in it.
         fmt: `parquet` or `csv`.
-        measurements: which of gpu, slice, node, queue, fact, event, reject; None: all.
+        measurements: which of gpu, slice, node, queue, event, reject beside the facts, which are always written: they
+            tell what the rows are, and whether they are simulated; None: all.
 
     Raises:
         KeyError: unknown measurement.
@@ -55,7 +56,7 @@ def export_rows(
         raise KeyError(f"expected measurements out of {', '.join(_NAMES)}, got {', '.join(unknown)}")
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for name in measurements or _NAMES:
+    for name in dict.fromkeys((*measurements, "fact")) if measurements else _NAMES:
         path = folder / f"{name}.{fmt}"
         _write(path, _frames(store, name, window), fmt)
         written.append(path)
@@ -70,11 +71,10 @@ def _frames(store: StoreReader, name: str, window: Window) -> Iterator[pd.DataFr
     elif name == "reject":
         yield store.rejects(window)
     else:
-        start = window.start
-        while start < window.end:
-            end = min(start + _DAY, window.end)
-            yield store.read(name, Window(start, end))
-            start = end
+        # Only days that have rows, however long the window is; without any, a frame of no rows that names the columns.
+        days = store.read(name, window, fields=(), by=("cluster",), every=_DAY)["time"].unique()
+        for day in sorted(pd.Timestamp(day).to_pydatetime() for day in days) or [window.start]:
+            yield store.read(name, Window(max(day, window.start), min(day + _DAY, window.end)))
 
 
 def _write(path: Path, frames: Iterator[pd.DataFrame], fmt: Format) -> None:

@@ -43,7 +43,9 @@ def export(
     ] = FileFormat.PARQUET,
     measurement: Annotated[
         list[str] | None,
-        typer.Option("--measurement", metavar="NAME", help="Only gpu, slice, node, queue, fact, event or reject."),
+        typer.Option(
+            "--measurement", metavar="NAME", help="Only gpu, slice, node, queue, event, reject; facts always."
+        ),
     ] = None,
     now: Now = None,
     json: Json = False,

@@ -1,7 +1,8 @@
 """Serves a simulated cluster's exporters over HTTP on loopback, for a collector that scrapes addresses.
 
 `GET /` lists the pages, one address a line; each target's page lies under `/<host>/metrics`, where `<host>` is the host
-name and port that the target would have in its cluster.
+name and port that the target would have in its cluster. Every page begins with the series `trimtab_simulated`: rows
+made of it never pass for real ones.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
+from collector.assemble import SIMULATED_METRIC
 from collector.errors import UnreachableError
 from collector.settings import TargetSettings
 from sample_data.cluster.cluster import SimulatedCluster
@@ -27,6 +29,7 @@ class ExporterServer:
 
     def __init__(self, cluster: SimulatedCluster, port: int = 0) -> None:
         self._cluster = cluster
+        self._marker = f'# TYPE {SIMULATED_METRIC} gauge\n{SIMULATED_METRIC}{{cluster="{cluster.spec.name}"}} 1\n'
         self._lock = threading.Lock()
         outer = self
 
@@ -71,7 +74,7 @@ class ExporterServer:
             if target is None:
                 return 404, b"no such target\n"
             try:
-                return 200, self._cluster.fetch(target).encode()
+                return 200, (self._marker + self._cluster.fetch(target)).encode()
             except UnreachableError as error:
                 return 503, f"{error}\n".encode()
 

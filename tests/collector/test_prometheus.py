@@ -215,3 +215,15 @@ def test_flapping_names_of_a_shared_card_are_one_card(server: Prometheus) -> Non
     assert [batch.rows["gpu"].num_rows for batch in batches] == [1, 1, 1, 1]
     owners = [batch.rows["slice"].to_pylist()[0]["workload"] for batch in batches]
     assert owners == ["a", "b", "unknown", "unknown"]
+
+
+def test_a_simulation_behind_a_prometheus_says_so(server: Prometheus) -> None:
+    fill(server, 2)
+    batch = source_of(server).poll(START + timedelta(minutes=1))
+    assert [fact for fact in batch.facts if fact.name == "simulated"] == []
+    times = [START.timestamp() + 30, START.timestamp() + 90]
+    server.add("trimtab_simulated", {"cluster": "demo", "instance": CARD["instance"], "job": "dcgm"}, times, [1.0, 1.0])
+    source = source_of(server)
+    (fact,) = [f for f in source.poll(START + timedelta(minutes=1)).facts if f.name == "simulated"]
+    assert (fact.subject.kind, fact.value) == ("cluster", "true")
+    assert [f for f in source.poll(START + timedelta(minutes=2)).facts if f.name == "simulated"] == []  # said once

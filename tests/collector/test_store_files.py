@@ -57,12 +57,13 @@ def test_what_is_exported_comes_back_to_the_last_digit(tmp_path: Path, fmt: str)
     store.close()
 
 
-def test_only_the_window_and_the_measurements_asked_for_are_written(tmp_path: Path) -> None:
+def test_only_the_window_and_the_measurements_asked_for_are_written_and_the_facts_always(tmp_path: Path) -> None:
     store = FrameStore.of_batches([lab_batch()])
-    (file,) = export_rows(store, tmp_path, Window(at(1435), at(1455)), measurements=["slice"])
+    file, facts = export_rows(store, tmp_path, Window(at(1435), at(1455)), measurements=["slice"])
     frame = pd.read_parquet(file)
     assert sorted(frame["time"].unique()) == [at(1440), at(1450)]
-    assert list(tmp_path.iterdir()) == [file]
+    assert sorted(tmp_path.iterdir()) == [facts, file]
+    assert len(pd.read_parquet(facts)) > 0
     with pytest.raises(KeyError, match="nonsense"):
         export_rows(store, tmp_path, WEEK, measurements=["nonsense"])
 

@@ -169,7 +169,9 @@ def test_pages_over_http(spec: ClusterSpec) -> None:
         targets = server.targets()
         assert requests.get(server.url, timeout=5).text.count("\n") == len(targets)
         answer = requests.get(targets[0].url, timeout=5)
-        assert (answer.status_code, answer.text) == (200, cluster.fetch(cluster.targets()[0]))
+        marker, _, text = answer.text.partition('cluster="demo"} 1\n')
+        assert (answer.status_code, text) == (200, cluster.fetch(cluster.targets()[0]))
+        assert marker.endswith("\ntrimtab_simulated{")
         assert requests.get(f"{server.url}/nobody:1/metrics", timeout=5).status_code == 404
         cluster.world.restart(find(spec, "ocr"))
         server.step()
