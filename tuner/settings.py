@@ -23,7 +23,7 @@ class ModeSettings(Section):
 
     cluster: str = Field("*", description="glob on the cluster")
     tenant: str = Field("*", description="glob on the tenant that is changed")
-    kind: str = Field("*", description="glob on the kind of change: reserve, give, throttle, queue, right_size")
+    kind: str = Field("*", description="glob on the kind of change: give, reserve, queue, right_size, fast")
     mode: Mode = Field(description="recommend, approve or auto")
 
 
