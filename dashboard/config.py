@@ -28,6 +28,7 @@ from pydantic_settings import (
 from analyzer.settings import AnalyzeSettings, ForecastSettings
 from collector.declarations import WorkloadDeclaration
 from collector.errors import ConfigurationError
+from collector.masking import MASK, is_secret_name, mask_address
 from collector.settings import (
     ClusterSettings,
     InfluxSettings,
@@ -49,6 +50,7 @@ from tuner.settings import BackendSettings, CalendarSettings, PriceSettings, Sta
 
 ENV_PREFIX = "TRIMTAB_"
 ENV_DELIMITER = "__"
+_LAST_INDEX = 999  # of a list that variables speak of item by item
 SEARCHED = (Path("trimtab.toml"), Path("/etc/trimtab/trimtab.toml"))
 
 Origin = Literal["file", "environment", "default"]
@@ -189,28 +191,19 @@ def leaves(value: Any, at: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
         yield at, value
 
 
-def shown(value: Any) -> Any:
-    """Turn a setting into a JSON value; secrets, and passwords inside addresses, are masked."""
-    if isinstance(value, SecretStr):
-        return "********" if value.get_secret_value() else ""
+def shown(value: Any, key: str | int = "") -> Any:
+    """Turn the setting named `key` into a JSON value; secrets, and passwords inside addresses, are masked."""
+    if value and (isinstance(value, SecretStr) or is_secret_name(key)):
+        return MASK
     if isinstance(value, list | tuple):
         return [shown(item) for item in value]
     if isinstance(value, dict):
-        return {str(key): shown(item) for key, item in value.items()}
+        return {str(name): shown(item, name) for name, item in value.items()}
     if isinstance(value, str):
         return mask_address(str(value))
     if value is None or isinstance(value, bool | int | float):
         return value
     return str(value)
-
-
-def mask_address(text: str) -> str:
-    """Hide the password of an address such as `postgresql://user:secret@host/db`."""
-    scheme, separator, rest = text.partition("://")
-    authority, slash, path = rest.partition("/")
-    login, at, host = authority.rpartition("@")
-    user, colon, _ = login.partition(":")
-    return f"{scheme}{separator}{user}:********@{host}{slash}{path}" if separator and at and colon else text
 
 
 def _path_from_environment() -> Path | None:
@@ -236,35 +229,51 @@ def _read_environment(from_file: dict[str, Any]) -> dict[str, Any]:
         values = EnvSettingsSource(Settings)()
     except SettingsError as error:
         raise ConfigurationError(f"environment: expected JSON for a list or table: {error}") from None
-    return {name: _index_lists(value, from_file.get(name)) for name, value in values.items()}
+    return {name: _index_lists(value, from_file.get(name), (name,)) for name, value in values.items()}
 
 
-def _index_lists(value: Any, below: Any) -> Any:
+def _index_lists(value: Any, below: Any, at: KeyPath) -> Any:
     """Read `{"0": ...}` as speaking of list items, where a list lies below or nothing does."""
-    if isinstance(value, dict):
-        if value and all(key.isdigit() for key in value) and not isinstance(below, dict):
-            items = below if isinstance(below, list) else []
-            return {
-                int(key): _read_item(_index_lists(item, items[int(key)] if int(key) < len(items) else None))
-                for key, item in value.items()
-            }
-        table = below if isinstance(below, dict) else {}
-        return {key: _index_lists(item, table.get(key)) for key, item in value.items()}
-    return value
+    if not isinstance(value, dict):
+        return value
+    if value and all(key.isascii() and key.isdecimal() for key in value) and not isinstance(below, dict):
+        items = below if isinstance(below, list) else []
+        found = {}
+        for key, item in value.items():
+            index = _index(key, (*at, key))
+            inner = _index_lists(item, items[index] if index < len(items) else None, (*at, key))
+            found[index] = _read_item(inner, (*at, key))
+        return found
+    table = below if isinstance(below, dict) else {}
+    return {key: _index_lists(item, table.get(key), (*at, key)) for key, item in value.items()}
 
 
-def _read_item(value: Any) -> Any:
-    """Read JSON lists and tables inside a list item, which the library leaves as text there."""
+def _index(key: str, at: KeyPath) -> int:
+    digits = key.lstrip("0") or "0"
+    if len(digits) > len(str(_LAST_INDEX)):
+        raise ConfigurationError(
+            f"environment {_variable(at)}: expected an index from 0 to {_LAST_INDEX}, got one of {len(digits)} digits"
+        )
+    return int(digits)
+
+
+def _read_item(value: Any, at: KeyPath) -> Any:
+    """Read JSON lists and tables inside a list item, which the library leaves as text there; a secret stays text."""
     if isinstance(value, dict):
-        return {key: _read_item(item) for key, item in value.items()}
-    if isinstance(value, str) and value[:1] in ("[", "{"):
+        return {key: _read_item(item, (*at, key)) for key, item in value.items()}
+    if isinstance(value, str) and value[:1] in ("[", "{") and not is_secret_name(at[-1]):
         try:
             return orjson.loads(value)
         except orjson.JSONDecodeError as error:
             raise ConfigurationError(
-                f"environment: expected JSON for a list or table, got {value!r}: {error}"
+                f"environment {_variable(at)}: expected JSON for a list or table: {error.msg} "
+                f"at character {error.pos + 1}; correct that variable"
             ) from None
     return value
+
+
+def _variable(at: KeyPath) -> str:
+    return ENV_PREFIX + ENV_DELIMITER.join(str(part) for part in at).upper()
 
 
 def _unknown_variables() -> list[Problem]:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
+
+from collector.masking import MASK, is_secret_name, mask_address, masked
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -71,12 +73,27 @@ def _problem(
         return Problem(place, f"expected a key `{key}`, found none; add it")
     text = details["msg"].removeprefix("Value error, ").removeprefix("Input should be ").removesuffix(".")
     if details["type"] == "value_error":
-        return Problem(place, text)
-    return Problem(place, f"`{key}`: expected {text}, got {_short(details['input'])}")
+        return Problem(place, mask_address(text))
+    got = MASK if _is_secret(root, location) else _short(details["input"])
+    return Problem(place, f"`{key}`: expected {text}, got {got}")
+
+
+def _is_secret(root: type[BaseModel], location: tuple[str | int, ...]) -> bool:
+    """Say whether what stands at `location`, or what holds it, is a secret by its type or its name."""
+    if any(is_secret_name(part) for part in location):
+        return True
+    model: type[BaseModel] | None = root
+    for part in location:
+        field = None if model is None else model.model_fields.get(str(part))
+        if field is not None:
+            if SecretStr in (field.annotation, *get_args(field.annotation)):
+                return True
+            model = model_within(field.annotation)
+    return False
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = repr(masked(value))
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

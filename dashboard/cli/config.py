@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 def show(ctx: typer.Context, json: Json = False) -> None:
     """List every value and where it came from; secrets are masked."""
     loaded = context_of(ctx).loaded
-    rows = [(key, shown(value), loaded.origin(key)) for key, value in leaves(loaded.settings)]
+    rows = [(key, shown(value, key[-1]), loaded.origin(key)) for key, value in leaves(loaded.settings)]
     if json:
         print_json(
             {

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collector.errors import ConfigurationError
+from collector.masking import mask_address
 from collector.settings import TargetSettings
 from dashboard.config import (
     Loaded,
@@ -17,7 +18,6 @@ from dashboard.config import (
     find_file,
     leaves,
     load_settings,
-    mask_address,
     merge,
     read_settings,
     shown,
@@ -269,6 +269,9 @@ def test_every_setting_is_described() -> None:
         ("http://user@host/x", "http://user@host/x"),
         ("http://host/a:b@c", "http://host/a:b@c"),
         ("http://u:p@ss@host", "http://u:********@host"),
+        ("postgresql://u:p/ss@host/db", "postgresql://u:********@host/db"),
+        ("postgresql://h/db?user=u&password=x&sslmode=on", "postgresql://h/db?user=u&password=********&sslmode=on"),
+        ("http://h/write?api_token=x#top", "http://h/write?api_token=********#top"),
         ("plain", "plain"),
     ],
 )

@@ -100,6 +100,21 @@ def test_addresses_that_do_not_work_are_one_line(tmp_path: Path, url: str, error
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("postgresql://u:hunter2@h:port/db", "one that begins with postgresql://"),
+        ("u:hunter2@h/db", "one without"),
+        ("nosuchdb://u:hunter2@h/db", r"nosuchdb://u:\*{8}@h/db"),
+        ("nosuchdb://h/db?password=hunter2", r"password=\*\*\*"),
+    ],
+)
+def test_a_password_in_a_wrong_address_is_not_told(url: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        open_state(StateSettings(url=url))
+    assert "hunter2" not in str(caught.value)
+
+
 def test_a_locked_database_is_unreachable(state: State, tmp_path: Path) -> None:
     with state.writing() as connection:
         connection.execute(text("PRAGMA busy_timeout=1"))

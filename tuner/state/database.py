@@ -11,10 +11,11 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from collector.errors import ConfigurationError, UnreachableError
+from collector.masking import mask_address
 from tuner.model import Group
 from tuner.settings import StateSettings
 
@@ -81,15 +82,16 @@ def open_state(settings: StateSettings) -> State:
         ConfigurationError: the address cannot be understood, its driver is missing, or a newer version wrote it.
         UnreachableError: the database does not answer or the file cannot be opened.
     """
-    url = settings.url or f"sqlite:///{settings.path}"
+    parsed = _parse(settings.url or f"sqlite:///{settings.path}")
+    address = mask_address(parsed.render_as_string())  # which hides the password before the host alone
     try:
-        parsed = make_url(url)
         if parsed.get_backend_name() == "sqlite" and parsed.database:
             Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
         engine = create_engine(parsed)
     except (ArgumentError, NoSuchModuleError) as error:
         raise ConfigurationError(
-            f"[state] url: expected an SQLAlchemy address such as postgresql+psycopg://host/db, got {url!r}: {error}"
+            f"[state] url: expected an SQLAlchemy address such as postgresql+psycopg://host/db, "
+            f"got {address!r}: {error}"
         ) from error
     except ModuleNotFoundError as error:
         raise ConfigurationError(
@@ -106,13 +108,25 @@ def open_state(settings: StateSettings) -> State:
     except DBAPIError as error:
         state.close()
         raise UnreachableError(
-            f"the state database does not answer: expected {parsed.render_as_string()}, got {_line(error)}; "
-            "check [state] url or path"
+            f"the state database does not answer: expected {address}, got {_line(error)}; check [state] url or path"
         ) from error
     except ConfigurationError:
         state.close()
         raise
     return state
+
+
+def _parse(url: str) -> URL:
+    """Read an address; what cannot be read is not repeated, for nobody knows where its password stands."""
+    try:
+        return make_url(url)
+    except (ArgumentError, ValueError):
+        scheme, separator, _ = url.partition("://")
+        got = f"one that begins with {scheme}://" if separator else "one without `://`"
+        raise ConfigurationError(
+            f"[state] url: expected an SQLAlchemy address such as postgresql+psycopg://host/db, got {got} "
+            "and cannot be read; correct it"
+        ) from None
 
 
 def _line(error: DBAPIError) -> str:
