@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from collector.clock import Clock
@@ -174,14 +175,13 @@ class Maintainer:
     def _seal_blobs(self, spec: Measurement, blobs: Sequence[Blob], tables: Sequence[pa.Table]) -> list[_Written]:
         hot = gather(spec, spec.field_names, tables, [b.seq_min for b in blobs])
         pieces = Pieces((), [r for b in blobs for r in b.ranges], {})
-        first, last = min(b.t_min for b in blobs) // DAY_MS, max(b.t_max for b in blobs) // DAY_MS
         written = []
-        for day in range(first, last + 1):
+        # Only days that have rows: one row of long ago must not cost a query for each day since.
+        for day in np.unique(hot.column("t").to_numpy() // DAY_MS).tolist():
             span = (day * DAY_MS, (day + 1) * DAY_MS)
             rows = query.merged_rows(spec, spec.field_names, (), span=span, where={}, clashes=pieces.clashes)
             table = self._engine.run(query.select_sorted(spec, spec.field_names, rows), hot=hot)
-            if table.num_rows:
-                written.append(self._write(spec, table))
+            written.append(self._write(spec, table))
         return written
 
     def _write(self, spec: Measurement, table: pa.Table) -> _Written:
@@ -274,17 +274,18 @@ class Maintainer:
         *,
         past_files: int,
         growing_files: int = MERGE_FILES,
-        day: int | None = None,
+        days: range | None = None,
     ) -> None:
         limit = catalogue.slowest_cursor(self._db)
         segments = read_segments(self._db, self._folder, spec.name)
         raw = [s for s in segments if s.tier == RAW and (limit is None or s.seq_max <= limit)]
         newest = max((s.t_max for s in raw), default=0) // DAY_MS
-        days: dict[int, list[Segment]] = defaultdict(list)
+        by_day: dict[int, list[Segment]] = defaultdict(list)
         for segment in raw:
-            days[segment.t_min // DAY_MS].append(segment)
-        for at, parts in sorted(days.items()):
-            if len(parts) >= (growing_files if at == newest else past_files) and day in (None, at):
+            by_day[segment.t_min // DAY_MS].append(segment)
+        for day, parts in sorted(by_day.items()):
+            enough = len(parts) >= (growing_files if day == newest else past_files)
+            if enough and (days is None or day in days):
                 table = self._engine.run(self._sorted_rows(spec, parts), hot=gather(spec, spec.field_names, (), ()))
                 self._swap([self._write(spec, table)], owner, replaced=_with_tiers(parts, segments))
 
@@ -304,8 +305,8 @@ class Maintainer:
         with self._insisting() as owner:
             self._seal(spec, owner)
             start, end = catalogue.to_ms(window.start), catalogue.to_ms(window.end)
-            for day in range(start // DAY_MS, (end - 1) // DAY_MS + 1):
-                self._merge(spec, owner, past_files=2, growing_files=2, day=day)
+            days = range(start // DAY_MS, (end - 1) // DAY_MS + 1)
+            self._merge(spec, owner, past_files=2, growing_files=2, days=days)
             segments = read_segments(self._db, self._folder, spec.name, start, end)
             live_raw = {s.id for s in segments if s.tier == RAW}
             written: list[_Written] = []

@@ -24,7 +24,8 @@ from collector.clock import VirtualClock
 from collector.conformance import DAY, HOUR, MINUTE, START, at, slice_rows, window
 from collector.errors import ConfigurationError, UnreachableError
 from collector.settings import StoreSettings
-from collector.store import EmbeddedStore, FrameStore, catalogue, maintenance
+from collector.store import EmbeddedStore, FrameStore, catalogue, export_rows, maintenance
+from collector.store.engine import Engine
 from collector.store.info import describe_store
 from collector.window import Window
 
@@ -327,7 +328,7 @@ def test_a_day_becomes_one_file_a_tier_and_old_files_go_after_a_grace(lab: Lab) 
 
 def test_a_growing_day_is_merged_as_its_files_become_many(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "MERGE_FILES", 3)
-    monkeypatch.setattr(maintenance.Maintainer._merge, "__kwdefaults__", {"growing_files": 3, "day": None})
+    monkeypatch.setattr(maintenance.Maintainer._merge, "__kwdefaults__", {"growing_files": 3, "days": None})
     counts = []
     for step in range(6):
         lab.store.write(slice_rows([step], ["a"], busy_ratio=[0.1]))
@@ -458,6 +459,27 @@ def test_network_file_systems_are_refused(tmp_path: Path) -> None:
     catalogue.refuse_network_file_system(tmp_path, tmp_path / "absent")
 
 
+def test_one_row_of_long_ago_costs_a_day_and_not_all_days_since(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    ancient = -26 * 365 * 1440
+    lab.store.write(slice_rows([ancient, 0, 1441], ["a", "a", "a"], busy_ratio=[0.1, 0.2, 0.3]))
+    statements: list[str] = []
+    run = Engine.run
+
+    def counting(engine: Engine, statement: str, **tables: pa.Table) -> pa.Table:
+        statements.append(statement)
+        return run(engine, statement, **tables)
+
+    monkeypatch.setattr(Engine, "run", counting)
+    lab.store.seal()
+    assert len(statements) == 9  # rows, minutes and hours of three days
+    export_rows(lab.store, lab.settings.path / "out", window(ancient, 1442), measurements=["slice"])
+    assert lab.store.delete("slice", window(ancient, 1441)) == 2
+    assert len(statements) < 20
+    assert lab.store.read("slice", window(ancient, 1442))["busy_ratio"].tolist() == [0.3]
+    back = pd.read_parquet(lab.settings.path / "out" / "slice.parquet")
+    assert back["busy_ratio"].tolist() == [0.1, 0.2, 0.3]
+
+
 def test_a_store_that_was_removed_or_replaced_takes_no_more_writes(lab: Lab) -> None:
     lab.store.write(slice_rows([0], ["a"], busy_ratio=[0.1]))
     file = lab.settings.path / "store.db"
@@ -478,7 +500,7 @@ def test_a_full_disk_refuses_the_batch_and_the_store_goes_on_when_there_is_room(
     assert writer is not None
     (pages,) = writer.execute("PRAGMA page_count").fetchone()
     writer.execute(f"PRAGMA max_page_count={pages}")
-    many = slice_rows(list(range(1, 9001)), ["a"] * 9000, busy_ratio=np.random.default_rng(1).random(9000))
+    many = slice_rows(list(range(1, 9001)), ["a"] * 9000, busy_ratio=np.random.default_rng(1).random(9000).tolist())
     with pytest.raises(UnreachableError, match=r"cannot write to .*store\.db: database or disk is full; check"):
         lab.store.write(many)
     assert not writer.in_transaction
