@@ -59,6 +59,15 @@ def test_idle_and_held_says_who_since_when_and_how_to_check(make_node: MakeNode)
     json.dumps(finding.to_json())
 
 
+def test_whoever_holds_a_whole_card_holds_the_memory_of_its_card(make_node: MakeNode) -> None:
+    node = make_node(hours=3)
+    node.card(busy_ratio=0.0, memory_used_bytes=9e9)
+    node.slice("whole", kind="whole")
+    finding = only(judge(node), "TT301")
+    assert finding.evidence["memory_used_bytes"] == 9e9
+    assert finding.coverage == 1.0
+
+
 @pytest.mark.parametrize("minutes", [59, 61])
 def test_the_limit_is_the_setting(make_node: MakeNode, minutes: int) -> None:
     node = make_node(hours=4)
