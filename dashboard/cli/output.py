@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from analyzer.findings import plain
+from dashboard.origin import SIMULATED
 
 
 def clean(value: object) -> str:
@@ -49,6 +50,12 @@ def _console(*, stderr: bool) -> Console:
 def say(text: str) -> None:
     """Print a line of result on stdout."""
     stdout().print(Text(clean(text)), soft_wrap=True)
+
+
+def say_origin(*, simulated: bool) -> None:
+    """Print the line that keeps a simulation from passing for a fleet."""
+    if simulated:
+        say(SIMULATED)
 
 
 def say_marked(mark: str, style: str, text: str) -> None:

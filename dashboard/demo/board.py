@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from dashboard.cli.output import print_table, say
+from dashboard.cli.output import print_table, say, say_origin
 from dashboard.demo.runs import DemoResult
 from dashboard.views.names import card_names, named
 from sample_data.cluster.score import Score
@@ -27,6 +27,7 @@ _CHANGE_WORDS = {
 
 def print_board(result: DemoResult) -> None:
     """Print the tables to stdout."""
+    say_origin(simulated=True)
     _print_score(result)
     _print_findings(result)
     _print_changes(result)
@@ -48,7 +49,7 @@ def _print_score(result: DemoResult) -> None:
         ("  a useful SM-second", *(f"{s.energy_per_useful_joules:.2f} J" for s in (before, after)), ""),
     ]
     hours = (result.end - result.start).total_seconds() / 3600
-    title = f"{hours:g} simulated hours, seed {result.seed}: as its owners set it up, and tuned (a simulation)"
+    title = f"{hours:g} simulated hours, seed {result.seed}: as its owners set it up, and tuned"
     print_table(("", ">before", ">after", ""), rows, title=title)
     say("")
 
@@ -82,6 +83,8 @@ def _kept(score: Score) -> float:
 
 
 def _worst(score: Score) -> str:
+    if not score.kept:
+        return "no service"
     name = min(score.kept, key=lambda n: (score.kept[n], n))
     return f"{name} {_percent(score.kept[name], 1)}"
 

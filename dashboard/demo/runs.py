@@ -6,6 +6,7 @@ import multiprocessing
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -23,6 +24,7 @@ from collector.scrape import ScrapeSource
 from collector.settings import SourceSettings, StoreSettings
 from collector.store import EmbeddedStore
 from collector.window import Window
+from dashboard.config_docs import toml_value
 from sample_data.cluster.backend import SimulatorBackend
 from sample_data.cluster.bound import UpperBound, upper_bound
 from sample_data.cluster.cluster import SimulatedCluster
@@ -148,17 +150,18 @@ def tuned_run(
                 detectors=load_detectors(AnalyzeSettings(), ("contention", "forecast")),
             )
         )
-        every = round(settings.cycle_seconds / STEP_SECONDS)
-        for minute in range(minutes):
-            _advance(cluster, clock, collector)
-            if minute % every == every - 1:
-                tuner.run_once(clock.now())
-            elif minute % every == every // 2 - 1:
-                tuner.fast_once(clock.now())
-            if progress is not None:
-                progress(minute + 1, minutes)
-        result, analysis = _result(cluster, store, tuner.watch.forecasts())
-        tuner.remember(analysis, clock.now())
+        with closing(tuner):
+            every = round(settings.cycle_seconds / STEP_SECONDS)
+            for minute in range(minutes):
+                _advance(cluster, clock, collector)
+                if minute % every == every - 1:
+                    tuner.run_once(clock.now())
+                elif minute % every == every // 2 - 1:
+                    tuner.fast_once(clock.now())
+                if progress is not None:
+                    progress(minute + 1, minutes)
+            result, analysis = _result(cluster, store, tuner.watch.forecasts())
+            tuner.remember(analysis, clock.now())
         return result, analysis, count_states(state)
     finally:
         state.close()
@@ -206,24 +209,24 @@ def _write_config(folder: Path, spec: ClusterSpec) -> Path:
     """Write a configuration with which every other command looks at the demo."""
     path = folder / "trimtab.toml"
     path.write_text(
-        f"""# Looks at the demo: trimtab --config {path} dashboard
+        f"""# Looks at the demo: trimtab --config {toml_value(path)} dashboard
 [cluster]
-name = "{spec.name}"
+name = {toml_value(spec.name)}
 interval_seconds = {STEP_SECONDS}
 
 [store]
-path = "{(folder / "store").resolve()}"
+path = {_path(folder / "store")}
 
 [state]
-path = "{(folder / "state.db").resolve()}"
-kill_switch = "{(folder / "PAUSED").resolve()}"
+path = {_path(folder / "state.db")}
+kill_switch = {_path(folder / "PAUSED")}
 
 [tuner]
 mode = "auto"
 auto_restart_offline = true
 
 [report]
-folder = "{(folder / "reports").resolve()}"
+folder = {_path(folder / "reports")}
 
 [dashboard]
 port = 8501
@@ -231,3 +234,7 @@ port = 8501
         encoding="utf-8",
     )
     return path
+
+
+def _path(path: Path) -> str:
+    return toml_value(path.resolve())
