@@ -15,7 +15,7 @@ from collector.errors import ConfigurationError, InputRejectedError
 from collector.protocols import StoreReader
 from collector.window import Window, parse_duration
 from dashboard.cli.context import Json, Now, Rows, context_of, flag, interval_of, newest_instant, opened_rows
-from dashboard.cli.output import note, print_json, print_table, say
+from dashboard.cli.output import note, print_json, print_table, say, say_origin
 from dashboard.views.names import CardNames, card_names, named
 from tuner.service.analyse import Analysis, load_detectors, run_analysis
 
@@ -118,8 +118,8 @@ def analysed_window(store: StoreReader, now: str | None, length: str, interval_s
 
 def print_analysis(analysis: Analysis, *, every: bool) -> None:
     """Print findings, ledger and census for people."""
-    simulated = ", simulated" if analysis.simulated else ""
-    note(f"{analysis.window.start:%Y-%m-%d %H:%M} to {analysis.window.end:%Y-%m-%d %H:%M} UTC{simulated}")
+    note(f"{analysis.window.start:%Y-%m-%d %H:%M} to {analysis.window.end:%Y-%m-%d %H:%M} UTC")
+    say_origin(simulated=analysis.simulated)
     shown = tuple(f for f in analysis.findings if every or f.verdict in CLAIMS)
     print_findings(shown, card_names(analysis.facts))
     rest = Counter(f.verdict.value for f in analysis.findings if f not in shown)

@@ -12,8 +12,9 @@ from collector.errors import ConfigurationError, InputRejectedError
 from collector.schema import SLICE
 from collector.window import parse_duration
 from dashboard.cli.context import Json, Now, Rows, context_of, interval_of, newest_instant, opened_rows
-from dashboard.cli.output import note, print_json, print_table
+from dashboard.cli.output import note, print_json, print_table, say_origin
 from dashboard.config_errors import nearest
+from dashboard.origin import is_simulated
 from dashboard.outlook import USED, Outlook, alive_series, look_ahead, read_history, unit_of
 
 
@@ -50,6 +51,7 @@ def forecast(
         )
     with opened_rows(context, rows) as store:
         interval = interval_of(store, context.settings.cluster.interval_seconds)
+        simulated = is_simulated(store)
         history = read_history(store, newest_instant(store, now, interval), field, settings, interval)
     if series:
         known = sorted(set(history["series"]))
@@ -67,8 +69,10 @@ def forecast(
         raise InputRejectedError(f"no slice has a value of {field} in the last {settings.history_days:g} days")
     outlook = look_ahead(history, horizons, settings)
     if json:
-        print_json({"schema_version": 1, "field": field, "unit": unit_of(field), **document(outlook)})
+        about = {"schema_version": 1, "simulated": simulated, "field": field, "unit": unit_of(field)}
+        print_json({**about, **document(outlook)})
         return
+    say_origin(simulated=simulated)
     note(f"made at {outlook.made_at:%Y-%m-%d %H:%M} UTC; {field} in {unit_of(field)}; error of the median, back-tested")
     print_table(
         ["series", ">ahead", ">median", ">80 % of the time", ">97.5 % below", ">error", ">vs last value", "note"],

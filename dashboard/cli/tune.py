@@ -18,9 +18,10 @@ from collector.window import parse_instant
 from dashboard.cli.changes import change_text, document
 from dashboard.cli.context import Context, Json, Now, Once, context_of, interval_of, opened_state, opened_store
 from dashboard.cli.logs import start_logging
-from dashboard.cli.output import note, print_json, print_table, say
+from dashboard.cli.output import note, print_json, print_table, say, say_origin
 from dashboard.cli.tuning import PANEL
 from dashboard.config import Settings
+from dashboard.origin import is_simulated
 from dashboard.stopping import stopped_by_signals
 from tuner.backends.dry_run import DryRunBackend
 from tuner.backends.store_view import common_knobs, read_store
@@ -75,7 +76,12 @@ def tune(
             tuner.watch.warm(clock.now(), history_length(context, store, clock))
             if once:
                 result = tuner.run_once(clock.now())
-                print_json(result_document(result)) if json else print_result(result)
+                simulated = is_simulated(store)
+                if json:
+                    print_json({**result_document(result), "simulated": simulated})
+                else:
+                    say_origin(simulated=simulated)
+                    print_result(result)
                 return
             with stopped_by_signals() as stop:
                 note(f"a cycle every {context.settings.tuner.cycle_seconds:g} s until stopped; see `trimtab changes`")

@@ -18,6 +18,7 @@ from dashboard.config import Loaded, Settings
 from dashboard.config_check import check_settings
 from dashboard.doctor.check import Check, note, ok, problem, some, span_text
 from dashboard.doctor.rows import ACTIVITY, LOOK_BACK, Seen, examine_rows
+from dashboard.origin import is_simulated
 from tuner import killswitch
 from tuner.model import Freeze, Mode
 from tuner.service.promises import resolve_promises
@@ -52,18 +53,13 @@ def examine_store(settings: Settings, now: datetime) -> Iterator[Check]:
             yield ok("store", f"{settings.store.path} opens: {', '.join(held)} UTC")
         else:
             yield note("store", f"{settings.store.path} opens and holds no rows")
-        simulated = _is_simulated(store)
+        simulated = is_simulated(store)
         if simulated and spans:
             # The clock of a simulation is its newest row.
             now = max(span.end for span in spans.values())
             yield note("store", "these rows are simulated; ages are counted from the newest one")
         yield from examine_rows(look(store, settings, now))
         yield from _promises(store, settings, now)
-
-
-def _is_simulated(store: StoreReader) -> bool:
-    facts = store.facts(names=["simulated"])
-    return bool((facts["value"].str.lower() == "true").any())
 
 
 def look(store: StoreReader, settings: Settings, now: datetime) -> Seen:
@@ -168,5 +164,5 @@ def examine_backends(settings: Settings) -> Iterator[Check]:
         except TrimtabError as error:
             yield problem(topic, str(error), "check [[backend]]")
             continue
-        real = "nothing real is behind it" if made.simulated else "real"
+        real = "nothing real is behind it" if made.simulated or made.changes_nothing else "real"
         yield ok(topic, f"answers ({real}); {targets} targets; sets {some(sorted(set(knobs)), 6) or 'nothing'}")

@@ -53,6 +53,7 @@ class Analysis:
         """Return the document that `trimtab analyze --json` prints."""
         return {
             "schema_version": SCHEMA_VERSION,
+            "simulated": self.simulated,
             "findings": [f.to_json() for f in self.findings],
             "census": self.census.to_json(),
             "ledger": self.ledger.to_json(),
