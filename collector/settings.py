@@ -51,6 +51,9 @@ class SourceSettings(Section):
     )
     url: str = Field("", description="prometheus: base address of the server")
     timeout_seconds: float = Field(10.0, gt=0, description="limit for one request, in seconds")
+    options: dict[str, str | int | float | bool] = Field(
+        default_factory=dict, description="what a plug-in of another package asks for; its own page says what"
+    )
     bearer_token: SecretStr | None = Field(None, description="sent as Authorization: Bearer; set it by environment")
 
 
@@ -77,7 +80,7 @@ class StoreSettings(Section):
 
 
 class InfluxSettings(Section):
-    """Table `[influx]`: the store of record; not used while `url` is empty."""
+    """Table `[influx]`: not supported yet in this version; `config check` says so where `url` is set."""
 
     url: str = Field("", description="base address; empty: the embedded store alone")
     org: str = Field("", description="organisation (2.x); `-` on 1.8")

@@ -19,6 +19,9 @@ from tuner.settings import CalendarSettings
 
 _CLOCK_TIME = re.compile(r"^([01]\d|2[0-3]):[0-5]\d$")
 _CODE = re.compile(r"^TT\d{0,3}$")
+INFLUX_UNSUPPORTED = (
+    "`url`: InfluxDB is not supported yet in this version; rows stay in the embedded store; remove the address"
+)
 
 
 def check_settings(loaded: Loaded) -> list[Problem]:
@@ -27,6 +30,7 @@ def check_settings(loaded: Loaded) -> list[Problem]:
     return [
         *_sources(settings),
         *_mappings(settings),
+        *([Problem("[influx]", INFLUX_UNSUPPORTED)] if settings.influx.url else []),
         *(problem for i, calendar in enumerate(settings.calendar) for problem in _calendar(i, calendar)),
         *_analysis(settings),
         *(

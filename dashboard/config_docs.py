@@ -35,6 +35,8 @@ SHOWN: dict[str, Any] = {
     "workload.match": "ranker*",
     "workload.tenant": "search",
     "workload.objective.bound_seconds": 0.2,
+    "source.options": {"device": "0"},
+    "backend.options": {"address": "https://quotas:8443", "retries": 3},
     "calendar.name": "office hours",
     "calendar.days": [0, 1, 2, 3, 4],
     "calendar.start": "08:00",
@@ -188,7 +190,7 @@ def type_text(annotation: Any) -> str:
     if origin is tuple:
         return f"list of {type_text(arguments[0])}"
     if origin is dict:
-        return "table of text"
+        return "table of text" if arguments[1] is str else "table of texts, numbers, true or false"
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return "one of " + ", ".join(f"`{item.value}`" for item in annotation)
     raise AssertionError(f"no words for type {annotation!r}")

@@ -68,6 +68,9 @@ class BackendSettings(Section):
     """One `[[backend]]` table: what carries changes out."""
 
     kind: str = Field("dry-run", description="plug-in name of the enforcement backend")
+    options: dict[str, str | int | float | bool] = Field(
+        default_factory=dict, description="what a plug-in of another package asks for; its own page says what"
+    )
 
 
 class CalendarSettings(Section):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
-from collector.clock import SystemClock
 from collector.errors import ConfigurationError, RefusedError
-from dashboard.cli.context import Json, context_of, flag, opened_state
-from dashboard.cli.output import note, print_json, print_table, say
+from dashboard.cli.context import Json, answer_instant, context_of, flag, opened_state
+from dashboard.cli.output import note, print_json, print_table, say, say_origin
 from dashboard.cli.tuning import PANEL, Who, login
 from dashboard.config_errors import nearest
 from tuner import consent, journal
@@ -65,6 +65,7 @@ def changes(
     if json:
         print_json({"schema_version": 1, "changes": [document(record) for record in records]})
         return
+    say_origin(simulated=any(record.simulated for record in records))
     print_table(
         ["id", "state", "since (UTC)", "kind", "what", "why"],
         [_row(record) for record in records],
@@ -91,6 +92,7 @@ def show(
     if json:
         print_json({"schema_version": 1, **document(record), "drops": drops, "journal": entries})
         return
+    say_origin(simulated=record.simulated)
     say(f"{record.id}: {record.group.why}")
     say(f"{record.state.value}: {record.reason}" if record.reason else record.state.value)
     if record.group.risk:
@@ -114,8 +116,8 @@ def show(
 def approve(ctx: typer.Context, ids: Ids, why: Why, as_: Who = None, json: Json = False) -> None:
     """Say yes to changes that wait; the tuner looks again before it carries them out."""
 
-    def answer(state: State, change_id: str) -> GroupRecord:
-        return consent.approve(state, change_id, who=login(as_), why=why, role="operator", now=SystemClock().now())
+    def answer(state: State, change_id: str, now: datetime) -> GroupRecord:
+        return consent.approve(state, change_id, who=login(as_), why=why, role="operator", now=now)
 
     _answer_all(ctx, ids, answer, json=json)
 
@@ -124,8 +126,8 @@ def approve(ctx: typer.Context, ids: Ids, why: Why, as_: Who = None, json: Json 
 def reject(ctx: typer.Context, ids: Ids, why: Why, as_: Who = None, json: Json = False) -> None:
     """Say no to changes that wait, or take an approval back."""
 
-    def answer(state: State, change_id: str) -> GroupRecord:
-        return consent.reject(state, change_id, who=login(as_), why=why, role="operator", now=SystemClock().now())
+    def answer(state: State, change_id: str, now: datetime) -> GroupRecord:
+        return consent.reject(state, change_id, who=login(as_), why=why, role="operator", now=now)
 
     _answer_all(ctx, ids, answer, json=json)
 
@@ -134,16 +136,14 @@ def reject(ctx: typer.Context, ids: Ids, why: Why, as_: Who = None, json: Json =
 def rollback(ctx: typer.Context, ids: Ids, why: Why, as_: Who = None, json: Json = False) -> None:
     """Ask for changes in force to be undone; the tuner does it in its next cycle."""
 
-    def answer(state: State, change_id: str) -> GroupRecord:
-        return consent.request_roll_back(
-            state, change_id, who=login(as_), why=why, role="operator", now=SystemClock().now()
-        )
+    def answer(state: State, change_id: str, now: datetime) -> GroupRecord:
+        return consent.request_roll_back(state, change_id, who=login(as_), why=why, role="operator", now=now)
 
     _answer_all(ctx, ids, answer, json=json)
 
 
 def _answer_all(
-    ctx: typer.Context, ids: Sequence[str], answer: Callable[[State, str], GroupRecord], *, json: bool
+    ctx: typer.Context, ids: Sequence[str], answer: Callable[[State, str, datetime], GroupRecord], *, json: bool
 ) -> None:
     """Answer each; one that is refused does not keep the others from their answer.
 
@@ -152,10 +152,12 @@ def _answer_all(
     """
     refused: list[str] = []
     done: list[GroupRecord] = []
-    with opened_state(context_of(ctx)) as state:
+    context = context_of(ctx)
+    with opened_state(context) as state:
+        now = answer_instant(context)
         for change_id in ids:
             try:
-                done.append(answer(state, change_id))
+                done.append(answer(state, change_id, now))
             except RefusedError as error:
                 refused.append(str(error))
     if json:

@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from collector.clock import Clock, SystemClock
-from collector.errors import InputRejectedError, UnreachableError
+from collector.errors import InputRejectedError, TrimtabError, UnreachableError
+from collector.plugins import load_plugin
 from collector.schema import MEASUREMENTS
 from collector.window import Window, parse_instant
+from dashboard.cli.output import note
 from dashboard.config import Loaded, Settings, load_settings
+from dashboard.config_check import INFLUX_UNSUPPORTED
+from dashboard.origin import is_simulated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -129,6 +133,18 @@ def _collected(store: StoreReader, window: Window | None) -> bool:
     return bool(seen[field].sum() > 0)
 
 
+def answer_instant(context: Context) -> datetime:
+    """Return the instant that an answer to the tuner is given at: the present, of simulated rows their end."""
+    if context.settings.store.path.exists():
+        try:
+            with opened_store(context) as store:
+                if is_simulated(store):
+                    return newest_instant(store, None, interval_of(store, context.settings.cluster.interval_seconds))
+        except TrimtabError as error:  # whoever says no or asks for a rollback needs no store
+            note(f"answered at the present, for the store cannot be read: {error}")
+    return context.clock.now()
+
+
 def context_of(ctx: typer.Context) -> Context:
     """Return the root's Context."""
     found = ctx.find_object(Context)
@@ -139,9 +155,10 @@ def context_of(ctx: typer.Context) -> Context:
 @contextmanager
 def opened_store(context: Context, *, read_only: bool = True) -> Iterator[EmbeddedStore]:
     """Open the configured store and close it again."""
-    from collector.store import EmbeddedStore  # noqa: PLC0415  DuckDB and Arrow load slowly; --help must not
-
-    store = EmbeddedStore(context.settings.store, read_only=read_only)
+    settings = context.settings
+    if not read_only and settings.influx.url:
+        note(f"[influx] {INFLUX_UNSUPPORTED}")
+    store: EmbeddedStore = load_plugin("trimtab.stores", "embedded")(settings.store, read_only=read_only)
     try:
         yield store
     finally:

@@ -14,7 +14,11 @@ import pytest
 
 from collector.settings import StoreSettings
 from collector.store import EmbeddedStore
+from dashboard.origin import is_simulated
 from dashboard.stopping import stopped_by_signals
+from sample_data.cluster.cluster import SimulatedCluster
+from sample_data.cluster.presets import mixed
+from sample_data.cluster.serve import ExporterServer
 from tests.dashboard.conftest import Ran
 from tests.dashboard.exporters import Exporters, serving, simulated_texts
 
@@ -186,3 +190,33 @@ def test_a_second_interrupt_ends_at_once() -> None:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_rows_of_the_simulators_exporters_are_simulated_and_real_ones_do_not_join_them(
+    trimtab: Callable[..., Ran], exporters: Exporters
+) -> None:
+    cluster = SimulatedCluster(mixed(seed=3))
+    cluster.step()
+    with ExporterServer(cluster) as server:
+        ran = trimtab("collect", "--target", server.targets()[0].url, "--once", "--now", "2026-01-05T00:01:00Z")
+    assert ran.code == 0, ran.err
+    store = EmbeddedStore(StoreSettings(), read_only=True)
+    assert is_simulated(store)
+    store.close()
+    assert json.loads(trimtab("analyze", "--json").out)["simulated"] is True
+    Path("real.toml").write_text('[cluster]\nname = "real"\n')
+    real = trimtab("--config", "real.toml", "collect", "--target", exporters.url("dcgm"), "--once")
+    assert real.code == 2
+    assert "this store holds simulated rows and refuses real ones" in real.err
+
+
+def test_a_store_of_record_that_is_not_there_yet_is_said(
+    trimtab: Callable[..., Ran], exporters: Exporters, elsewhere: Path
+) -> None:
+    (elsewhere / "trimtab.toml").write_text('[influx]\nurl = "http://influx:8086"\n')
+    ran = trimtab("collect", "--target", exporters.url("dcgm"), "--once", "--now", "2026-01-05T00:00:00Z")
+    assert ran.code == 0
+    assert "[influx] `url`: InfluxDB is not supported yet in this version" in ran.err
+    checked = trimtab("config", "check")
+    assert (checked.code, checked.out.count("\n")) == (1, 1)
+    assert "InfluxDB is not supported yet" in checked.out

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dashboard.config import load_settings
 from tests.dashboard.conftest import Ran
 
 
@@ -68,3 +69,11 @@ def test_the_command_runs_as_a_process(trimtab_process: Callable[..., Ran]) -> N
     assert ran.code == 2
     assert ran.out == ""
     assert ran.err.startswith("trimtab: environment TRIMTAB_STORE__PTH: unknown key `pth`")
+
+
+def test_options_of_a_plugin_keep_their_types(elsewhere: Path) -> None:
+    text = '[[backend]]\nkind = "mine"\noptions = { address = "http://q", retries = 3, share = 0.5, dry = true }\n'
+    (elsewhere / "trimtab.toml").write_text(text)
+    (backend,) = load_settings().settings.backend
+    assert backend.options == {"address": "http://q", "retries": 3, "share": 0.5, "dry": True}
+    assert [type(value) for value in backend.options.values()] == [str, int, float, bool]
