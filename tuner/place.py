@@ -10,6 +10,8 @@ from enum import StrEnum
 from tuner.guards.world import in_order
 from tuner.model import BackendState, Change, Group, Knob
 
+_UNDO = "~undo"
+
 
 class Place(StrEnum):
     """Where a group's values are, by a read of the backend."""
@@ -53,4 +55,9 @@ def unreadable(group: Group, state: BackendState) -> list[Change]:
 def inverse(group: Group) -> Group:
     """Return the way back: every change from our value to the pre-image, decreases first."""
     changes = in_order([replace(c, before=c.after, after=c.before, reason="rollback") for c in group.changes])
-    return replace(group, id=f"{group.id}~undo", changes=changes, kind="rollback", why=f"undo of {group.id}")
+    return replace(group, id=f"{group.id}{_UNDO}", changes=changes, kind="rollback", why=f"undo of {group.id}")
+
+
+def undone_id(undo: Group) -> str:
+    """Return the id of the group that `undo` is the way back of."""
+    return undo.id.removesuffix(_UNDO)

@@ -26,17 +26,19 @@ from tuner.journal import LeaseLostError, StateMovedError, expire_waiting, recor
 from tuner.lease import Lease
 from tuner.model import Backend, BackendState, Group, Plan, Target
 from tuner.outcome import list_outcomes, proven_kinds, track_record
+from tuner.place import undone_id
 from tuner.planner import make_plan, plan_fast
 from tuner.planner.reserve import reserve_share
 from tuner.record import ChangeState, Drop, GroupRecord
 from tuner.service.analyse import Analysis, run_analysis
 from tuner.service.evidence import EvidenceReader, WindowCache
 from tuner.service.readback import quota_rows
+from tuner.service.undo import lacks_room, raised_since
 from tuner.service.watch import Sight, Watch
 from tuner.settings import CalendarSettings, StateSettings, TunerSettings
 from tuner.state import State
 from tuner.state.findings import record_findings, unsuppressed
-from tuner.state.plans import open_groups, past_groups, plan_exists, waiting_groups
+from tuner.state.plans import get_group, open_groups, past_groups, plan_exists, waiting_groups
 from tuner.verify import watch
 
 _LOG = logging.getLogger(__name__)
@@ -114,12 +116,14 @@ class Tuner:
             actor=parts.holder,
             revalidate_seconds=0.0 if self._harmless else REVALIDATE_SECONDS,
             patience_seconds=0.0 if self._harmless else PATIENCE_SECONDS,
+            may_undo=self._may_undo,
         )
         self._windows = WindowCache(parts.store, parts.interval_seconds)
         self._findings: tuple[Finding, ...] = ()
         self._analysed_at: datetime | None = None
         self._watching_since: datetime | None = None
         self._vitals: Vitals | None = None
+        self._sight: Sight | None = None
         self._ticks = (parts.clock.now(), parts.clock.monotonic())
 
     @property
@@ -223,7 +227,7 @@ class Tuner:
         return self._see(now)
 
     def _see(self, now: datetime) -> Sight:
-        sight = self._watch.look(now, self._findings)
+        sight = self._sight = self._watch.look(now, self._findings)
         if self._watching_since is None and any(share > 0 for share in sight.coverage.values()):
             self._watching_since = now
         return sight
@@ -264,6 +268,28 @@ class Tuner:
             steps.append(self._executor.execute(record.id, still_ok=still_ok))
         return CycleResult(now, "", plan.id, tuple(written), guarded.drops, tuple(steps))
 
+    def _reserves(self, sight: Sight) -> dict[Target, float]:
+        online = [s for card in sight.planner.cards for s in card.slices if s.online]
+        return {s.target: reserve_share(s, self._parts.settings, hold=False) for s in online}
+
+    def _may_undo(self, undo: Group, fresh: BackendState) -> str | None:
+        parts, now = self._parts, self._parts.clock.now()
+        record = get_group(parts.state, undone_id(undo))
+        past = past_groups(parts.state, since=now - PAST, failed_since=now - FAILED_PAST)
+        domains = frozenset() if record is None else raised_since(record, past)
+        if not domains:
+            return None
+        sight = self._sight or self._look(now)
+        return lacks_room(
+            undo,
+            BackendState(fresh.read_at, {**parts.backend.read().targets, **fresh.targets}),
+            domains,
+            knobs=sight.planner.knobs,
+            capacity=sight.capacity,
+            reserves=self._reserves(sight),
+            settings=parts.settings,
+        )
+
     def _drifted(self, past: Sequence[GroupRecord], sight: Sight, now: datetime) -> dict[Target, str]:
         """Notice foreign values, except through a backend that pretends: what differs there may be its own pretence."""
         parts = self._parts
@@ -295,12 +321,6 @@ class Tuner:
             activity_before=sight.activity if before is None else before.activity,
             clock_jump_seconds=self._clock_jump(),
         )
-        reserves = {
-            s.target: reserve_share(s, parts.settings, hold=False)
-            for card in sight.planner.cards
-            for s in card.slices
-            if s.online
-        }
         evicting = {k.name for k in sight.planner.knobs if k.can_evict}
         predicted = [(g, parts.backend.predict(g)) for g in groups if any(c.knob in evicting for c in g.changes)]
         return World(
@@ -318,7 +338,7 @@ class Tuner:
             declarations=sight.declarations,
             calendars=parts.calendars,
             peak_memory_bytes=sight.peak_memory_bytes,
-            reserves=reserves,
+            reserves=self._reserves(sight),
             coverage=sight.coverage,
             frozen={**frozen_targets(past, now), **drifted},
             evictions={g.id: who for g, who in predicted if who is not None},
