@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any
+from urllib.parse import urljoin
 
 import requests
+from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from collector.assemble import Assembler, Scrape
 from collector.batch import Batch
 from collector.clock import grid_floor
 from collector.errors import ConfigurationError, UnreachableError
 from collector.exposition import ExpositionParser
+from collector.masking import mask_address
 from collector.plugins import SourceContext
 from collector.protocols import SourceDescription
 from collector.settings import SourceSettings, TargetSettings
@@ -23,17 +27,20 @@ Discover = Callable[[], Sequence[TargetSettings]]
 
 _WORKERS = 16
 _MAX_BYTES = 256 * 2**20
+_PIECE_BYTES = 2**16
+_MAX_REDIRECTS = 5
+_REDIRECTS = (301, 302, 303, 307, 308)
 
 
 class HttpFetch:
     """Gets a target's text over HTTP; one session, so that connections are kept.
 
     Raises, when called:
-        UnreachableError: no answer in time, or a status other than 200.
+        UnreachableError: not all of an answer in time, a status other than 200, or an answer that is too big.
     """
 
     def __init__(self, settings: SourceSettings) -> None:
-        self._session = requests.Session()
+        self._session = _Session()
         adapter = requests.adapters.HTTPAdapter(pool_maxsize=_WORKERS)
         self._session.mount("http://", adapter)
         self._session.mount("https://", adapter)
@@ -44,16 +51,31 @@ class HttpFetch:
 
     def __call__(self, target: TargetSettings) -> str:
         """Return the body as text."""
+        place = mask_address(target.url)
+        deadline = time.monotonic() + self._timeout
         try:
-            answer = self._session.get(target.url, timeout=self._timeout)
-        except requests.RequestException as error:
-            raise UnreachableError(f"{target.url}: expected an answer, got {_reason(error)}") from error
-        if answer.status_code != 200:
-            raise UnreachableError(f"{target.url}: expected HTTP 200, got {answer.status_code}")
-        if len(answer.content) > _MAX_BYTES:
-            raise UnreachableError(f"{target.url}: expected at most {_MAX_BYTES} bytes, got {len(answer.content)}")
-        answer.encoding = "utf-8"
-        return answer.text
+            with self._open(target.url, deadline) as answer:
+                if answer.status_code != 200:
+                    raise UnreachableError(f"{place}: expected HTTP 200, got {answer.status_code}")
+                return _body(answer, place, deadline)
+        # The address itself may be no address (ValueError), which the libraries find out at different depths.
+        except (requests.RequestException, HTTPError, OSError, ValueError) as error:
+            raise UnreachableError(f"{place}: expected an answer, got {_reason(error)}") from error
+
+    def _open(self, url: str, deadline: float) -> requests.Response:
+        """Get an answer whose body is not read yet, over a few redirects; another host does not get the token."""
+        headers: dict[str, str | None] = {}
+        for _ in range(_MAX_REDIRECTS + 1):
+            answer = self._session.get(url, timeout=_left(deadline), stream=True, headers=headers)
+            location = answer.headers.get("Location")
+            if location is None or answer.status_code not in _REDIRECTS:
+                return answer
+            answer.close()
+            following = urljoin(url, location)
+            if self._session.should_strip_auth(url, following):  # type: ignore[no-untyped-call]  # the library has no type
+                headers["Authorization"] = None
+            url = following
+        raise requests.TooManyRedirects(f"more than {_MAX_REDIRECTS} redirects")
 
     def close(self) -> None:
         """Close kept connections."""
@@ -155,7 +177,31 @@ class ScrapeSource:
             return "", str(error)
 
 
-def _reason(error: requests.RequestException) -> str:
-    if isinstance(error, requests.Timeout):
+class _Session(requests.Session):
+    def get_redirect_target(self, resp: requests.Response) -> str | None:  # noqa: ARG002  the library's signature
+        """Leave redirects to `HttpFetch`: the library would read the whole body of each one first."""
+        return None
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise requests.Timeout
+    return left
+
+
+def _body(answer: requests.Response, place: str, deadline: float) -> str:
+    """Read a body piece by piece, so that neither a trickle nor a flood (also one that was packed) is waited for."""
+    body = bytearray()
+    while piece := answer.raw.read1(_PIECE_BYTES, decode_content=True):
+        body += piece
+        if len(body) > _MAX_BYTES:
+            raise UnreachableError(f"{place}: expected at most {_MAX_BYTES} bytes, got more")
+        _left(deadline)
+    return body.decode("utf-8", errors="replace")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, requests.Timeout | TimeoutError | ReadTimeoutError):
         return "no answer in time"
     return type(error).__name__
