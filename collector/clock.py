@@ -7,6 +7,10 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
+# Rows, whatever stamped them, lie between: outside a clock was never set, or a number was taken for a time.
+EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
+LATEST = datetime(2100, 1, 1, tzinfo=UTC)
+
 
 class Clock(Protocol):
     """What a loop needs of time."""

@@ -16,7 +16,7 @@ import orjson
 from collector.assemble import Assembler, Scrape
 from collector.batch import Batch
 from collector.clock import Clock, grid_floor
-from collector.errors import UnreachableError
+from collector.errors import InputRejectedError, UnreachableError
 from collector.plugins import SourceContext
 from collector.protocols import Source, Store
 from collector.slots import target_key
@@ -104,6 +104,7 @@ class Collector:
         """Poll each source once and write what they give; a source that fails does not hold up the others.
 
         Raises:
+            InputRejectedError: the clock is far from reason.
             UnreachableError: the store cannot be written, or no source at all could be read.
         """
         report = CycleReport(now)
@@ -127,7 +128,7 @@ class Collector:
             now = self._clock.now()
             try:
                 report = self.run_once(now)
-            except UnreachableError as error:
+            except (UnreachableError, InputRejectedError) as error:
                 _LOG.warning("cycle at %s: %s", now.isoformat(), error)
             else:
                 _LOG.info("cycle at %s: %d rows, %d rejects", now.isoformat(), report.rows, report.rejects)

@@ -86,6 +86,7 @@ class EmbeddedStore(RowReader):
 
         Raises:
             ConfigurationError: simulated rows in a store of real ones or the reverse, or the store is read only.
+            InputRejectedError: rows of a time before 2000 or after 2099.
             KeyError: unknown measurement.
             UnreachableError: the disk is full, or the store was removed or replaced; nothing of the batch is kept.
             ValueError: rows that the schema does not allow.

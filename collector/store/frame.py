@@ -15,7 +15,7 @@ from collector.errors import InputRejectedError
 from collector.schema import UNKNOWN
 from collector.store import catalogue, spans
 from collector.store.engine import Engine
-from collector.store.hot import Blob, count_distinct, gather, measurement_of
+from collector.store.hot import Blob, check_times, count_distinct, gather, measurement_of
 from collector.store.reading import RowReader
 from collector.store.request import Pieces, Request
 from collector.window import Window
@@ -114,7 +114,8 @@ def rows_of_frame(measurement: str, frame: pd.DataFrame) -> pa.Table:
     """Return a frame's rows in the schema. Absent fields are absent, absent other tags are `unknown`.
 
     Raises:
-        InputRejectedError: `time` or a tag of the key is missing or null, or a value cannot be read.
+        InputRejectedError: `time` or a tag of the key is missing or null, a time is out of reason, or a value cannot be
+            read.
         KeyError: unknown measurement.
     """
     spec = measurement_of(measurement)
@@ -139,7 +140,9 @@ def rows_of_frame(measurement: str, frame: pd.DataFrame) -> pa.Table:
                 columns[name] = pa.array(frame[name].to_numpy(dtype=np.float64, na_value=np.nan))
             except (TypeError, ValueError) as error:
                 raise InputRejectedError(f"{measurement} rows: column {name!r} is not a number: {error}") from None
-    return pa.table(columns)
+    table = pa.table(columns)
+    check_times(measurement, table)
+    return table
 
 
 def _instants(name: str, times: pd.Series) -> pd.Series:

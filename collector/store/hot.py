@@ -10,9 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from collector.clock import EARLIEST, LATEST
+from collector.errors import InputRejectedError
 from collector.schema import MEASUREMENTS, Measurement
 
 CACHE_BYTES = 64 * 2**20
+_EARLIEST_MS, _LATEST_MS = (round(instant.timestamp() * 1000) for instant in (EARLIEST, LATEST))
 _TIME = pa.timestamp("ms", tz="UTC")
 _DECLARED = {name: {f.name: f for f in spec.arrow_schema()} for name, spec in MEASUREMENTS.items()}
 # Threads cost ten times the work itself on blobs of this size.
@@ -53,6 +56,7 @@ def conform(measurement: str, table: pa.Table) -> pa.Table:
 
     Raises:
         KeyError: unknown measurement.
+        InputRejectedError: a time is out of reason.
         ValueError: a column is unknown, a tag or the time is missing or null.
     """
     spec = measurement_of(measurement)
@@ -68,7 +72,24 @@ def conform(measurement: str, table: pa.Table) -> pa.Table:
     for name in wanted:
         if table.column(name).null_count:
             raise ValueError(f"{measurement} rows: expected a value of {name!r} in every row, got null")
+    check_times(measurement, table)
     return table
+
+
+def check_times(measurement: str, table: pa.Table) -> None:
+    """Check that rows lie in [`EARLIEST`, `LATEST`).
+
+    Raises:
+        InputRejectedError: some do not.
+    """
+    bounds = pc.min_max(table.column("time").cast(pa.int64()))
+    first, last = bounds["min"].as_py(), bounds["max"].as_py()
+    if first is not None and (first < _EARLIEST_MS or last >= _LATEST_MS):
+        wrong = first if first < _EARLIEST_MS else last
+        raise InputRejectedError(
+            f"{measurement} rows: expected times from {EARLIEST:%Y} to {LATEST:%Y}, got {np.datetime64(wrong, 'ms')}; "
+            "correct them, or the clock that stamped them"
+        )
 
 
 def count_distinct(spec: Measurement, table: pa.Table) -> int:

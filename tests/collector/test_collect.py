@@ -255,6 +255,21 @@ def test_a_removed_store_is_told_each_cycle_and_the_loop_goes_on(
     source.close()
 
 
+def test_a_clock_that_was_never_set_is_told_and_the_loop_goes_on(
+    exporters: Exporters, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    exporters.answers["/metrics"] = (200, f"{TEXT}5\n")
+    clock, stop = VirtualClock(datetime(1970, 1, 1, tzinfo=UTC)), threading.Event()
+    store = EmbeddedStore(StoreSettings(path=tmp_path), clock=clock)
+    source = source_of(exporters, "/metrics")
+    # The source that stops comes first; rows wait one cycle for their holders.
+    assert Collector([FixedSource(stop=stop, last=2), source], store, clock, 60.0).run(stop) == 2
+    assert "expected times from 2000 to 2100" in caplog.text
+    assert store.span("gpu") is None
+    store.close()
+    source.close()
+
+
 def test_the_state_is_plain_json(exporters: Exporters) -> None:
     exporters.answers["/metrics"] = (200, TEXT + "5\n")
     source = source_of(exporters, "/metrics")

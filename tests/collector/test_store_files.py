@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from collector.batch import Batch, Event, Fact, Reject, Severity, Subject
-from collector.conformance import DAY, MINUTE, START, at, slice_rows, window
+from collector.conformance import DAY, START, at, slice_rows, window
 from collector.errors import InputRejectedError
 from collector.settings import StoreSettings
 from collector.store import EmbeddedStore, FrameStore, export_rows, load_rows
@@ -126,17 +127,30 @@ def test_frames_may_leave_out_what_is_absent(caplog: pytest.LogCaptureFixture) -
 @pytest.mark.parametrize(
     "times",
     [
-        [0, 60_000],
-        ["1970-01-01T00:00:00", "1970-01-01T00:01:00+00:00"],
-        pd.to_datetime(["1970-01-01 00:00", "1970-01-01 00:01"]),
-        pd.to_datetime(["1970-01-01 01:00+01:00", "1970-01-01 01:01+01:00"]),
+        [1_767_571_200_000, 1_767_571_260_000],
+        ["2026-01-05T00:00:00", "2026-01-05T00:01:00+00:00"],
+        pd.to_datetime(["2026-01-05 00:00", "2026-01-05 00:01"]),
+        pd.to_datetime(["2026-01-05 01:00+01:00", "2026-01-05 01:01+01:00"]),
     ],
 )
 def test_times_of_frames(times: object) -> None:
     frame = pd.DataFrame({"time": times, "cluster": "c", "node": "n", "cpu_busy_ratio": [0.1, 0.2]})
-    epoch = START.replace(year=1970, day=1)
     store = FrameStore({"node": frame})
-    assert store.read("node", Window(epoch, epoch + 9 * MINUTE))["time"].tolist() == [epoch, epoch + MINUTE]
+    assert store.read("node", window(0, 9))["time"].tolist() == [at(0), at(1)]
+
+
+@pytest.mark.parametrize("time", ["1999-12-31T23:59:59.999", "2100-01-01", "1601-01-01", "9999-12-31T23:59:59"])
+def test_times_out_of_reason_are_rejected(tmp_path: Path, time: str) -> None:
+    frame = pd.DataFrame({"time": [at(0).isoformat(), time], "cluster": "c", "node": "n", "cpu_busy_ratio": 0.1})
+    with pytest.raises(InputRejectedError, match=f"from 2000 to 2100, got {time}"):
+        FrameStore({"node": frame})
+    rows = slice_rows([0], ["a"], busy_ratio=[0.1]).rows["slice"]
+    far = pa.array([np.datetime64(time, "ms")]).cast(rows.schema.field("time").type)
+    store = EmbeddedStore(StoreSettings(path=tmp_path / "store"))
+    with pytest.raises(InputRejectedError, match=f"from 2000 to 2100, got {time}"):
+        store.write(Batch({"slice": rows.set_column(rows.column_names.index("time"), "time", far)}))
+    assert store.span("slice") is None
+    store.close()
 
 
 def test_text_in_a_field_is_rejected() -> None:
