@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +23,7 @@ from collector.settings import StoreSettings
 from collector.store import EmbeddedStore
 from dashboard.cli.tune import chosen_backend
 from dashboard.config import Settings
+from dashboard.origin import SIMULATED
 from tests.dashboard.conftest import Ran
 from tuner.settings import BackendSettings
 
@@ -191,3 +194,45 @@ def test_the_loop_ends_on_a_signal_and_gives_its_lease_back(store: Path) -> None
         process.wait()
     assert process.returncode == 0
     assert "Traceback" not in err
+
+
+def test_a_simulation_says_so_and_is_answered_at_its_own_time(trimtab: Callable[..., Ran], elsewhere: Path) -> None:
+    opened = EmbeddedStore(StoreSettings())
+    made = batch()
+    made.facts.append(Fact(Subject("cluster", "c"), "simulated", "true", START))
+    opened.write(made)
+    opened.close()
+    (elsewhere / "trimtab.toml").write_text(CONFIG)
+    ran = trimtab("tune", "--once", "--now", NOW, "--mode", "approve")
+    assert ran.out.splitlines()[0] == SIMULATED
+    again = json.loads(trimtab("tune", "--once", "--now", "2026-01-05T04:00:40Z", "--json").out)
+    assert again["simulated"] is True
+    (asked,) = [c for c in json.loads(trimtab("changes", "--json").out)["changes"] if c["decision"] == "ask"]
+    assert asked["simulated"] is True
+    assert trimtab("changes").out.splitlines()[0] == SIMULATED
+    # By the clock on the wall the ask ended long ago.
+    ran = trimtab("changes", "approve", asked["id"], "--why", "try it", "--as", "ann")
+    assert (ran.code, ran.out) == (0, f"{asked['id']} is now approved\n")
+    shown = trimtab("changes", "show", asked["id"]).out.splitlines()
+    assert shown[0] == SIMULATED
+    assert shown[-1].startswith("2026-01-05 04:0")
+    assert "by ann" in shown[-1]
+
+
+@pytest.mark.usefixtures("store")
+def test_real_rows_are_not_called_simulated(trimtab: Callable[..., Ran]) -> None:
+    assert "simulated" not in trimtab("tune", "--once", "--now", NOW).out
+    assert "simulated" not in trimtab("changes").out
+    assert json.loads(trimtab("analyze", "--json").out)["simulated"] is False
+    assert json.loads(trimtab("forecast", "--json").out)["simulated"] is False
+
+
+def test_the_backend_of_the_guide_is_built_from_its_table() -> None:
+    guide = (Path(__file__).resolve().parents[2] / "CONTRIBUTING.md").read_text()
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "class MyBackend" in block]
+    names: dict[str, Any] = {}
+    exec(code, names)  # noqa: S102  our own page
+    backend = names["MyBackend"](BackendSettings(kind="mine", options={"address": "https://quotas:8443"}))
+    assert (backend.name, backend.simulated) == ("mine", False)
+    assert [knob.name for knob in backend.knobs()] == ["quota_gpu_count"]
+    assert backend._address == "https://quotas:8443"
