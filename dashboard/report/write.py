@@ -69,8 +69,10 @@ def weekly_report(settings: Settings, *, now: datetime | None = None, analysis: 
     prices = read_prices(settings.price)
     store = EmbeddedStore(settings.store, read_only=True)
     try:
-        interval = interval_of(store, settings.cluster.interval_seconds)
-        window = report_window(store, now, interval) if analysis is None else analysis.window
+        configured = settings.cluster.interval_seconds
+        week = report_window(store, now, configured) if analysis is None else analysis.window
+        interval = interval_of(store, configured, week)
+        window = report_window(store, now, interval) if analysis is None else week
         if window is None:
             raise InputRejectedError(
                 "expected rows in the store, found none; run `trimtab collect` or `trimtab import`"
