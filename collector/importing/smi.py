@@ -14,6 +14,7 @@ from statistics import median
 import numpy as np
 
 from collector.batch import Batch, Event, Fact, Reject, Severity, Subject, make_rows
+from collector.clock import EARLIEST, LATEST
 from collector.importing.columns import (
     FACT_COLUMNS,
     GPU_COLUMNS,
@@ -342,14 +343,13 @@ def _instant(text: str, place: LogPlace, result: LogResult) -> datetime | None:
     stripped = text.strip()
     if _EPOCH.match(stripped):
         seconds = float(stripped)
-        return datetime.fromtimestamp(seconds / 1000 if seconds > _EPOCH_MS else seconds, UTC)
+        at = datetime.fromtimestamp(seconds / 1000 if seconds > _EPOCH_MS else seconds, UTC)
+        return at if EARLIEST <= at < LATEST else None
     if not _LOCAL.match(stripped):
         return None
     try:
         at = datetime.fromisoformat(stripped.replace("/", "-"))
     except ValueError:
-        return None
-    if not 1970 < at.year < 9999:  # the clock of the logging machine was never set
         return None
     if at.tzinfo is None:
         if place.zone is None:
@@ -357,7 +357,8 @@ def _instant(text: str, place: LogPlace, result: LogResult) -> datetime | None:
             if note not in result.warnings:
                 result.warnings.append(note)
         at = at.replace(tzinfo=place.zone or UTC)
-    return at.astimezone(UTC)
+    # Compared first: a year of 1 or 9999 need not exist in UTC.
+    return at.astimezone(UTC) if EARLIEST <= at < LATEST else None
 
 
 def _dashed(date: str) -> str:

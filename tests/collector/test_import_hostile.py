@@ -50,6 +50,25 @@ def test_a_torn_line_is_rejected_with_its_place(torn: str) -> None:
     assert detect(torn + "\n" + QUERY) is Format.SMI_QUERY
 
 
+@pytest.mark.parametrize(
+    "stamp",
+    [
+        "1999/12/31 23:59:59",
+        "2100/01/01 00:00:00",
+        "1980/01/01 00:00:00",
+        "0001-01-01 00:00:00+09:00",
+        "9999-12-31 23:59:59-09:00",
+        "800000000",
+        "9999999999999",
+    ],
+)
+def test_a_line_of_a_time_out_of_reason_is_rejected(store: EmbeddedStore, stamp: str) -> None:
+    result = read_query(f"{QUERY}{stamp}, GPU-1, 0, 39 %, 1024 MiB\n", PLACE)
+    assert result.accepted == 2
+    assert list(result.rejected.values()) == [[4]]
+    store.write(result.batch)
+
+
 def test_a_later_dmon_heading_without_a_date_loses_only_its_own_lines() -> None:
     text = (
         "#Date Time gpu sm\n 20260401 10:00:00 0 80\n"
