@@ -17,7 +17,7 @@ from collector.errors import RefusedError, UnreachableError
 from tuner import killswitch
 from tuner.edge import apply_to, read_backend
 from tuner.guards.world import domain_of, in_order
-from tuner.journal import StateMovedError, remark, walk
+from tuner.journal import StateMovedError, remark, walk, why_unsealed
 from tuner.lease import Lease
 from tuner.model import ApplyResult, ApplyStatus, Backend, BackendState, Change, Group, Knob, Target
 from tuner.place import Place, inverse, locate, unreadable
@@ -118,7 +118,7 @@ class Executor:
         Returns:
             Where the group is now. It stays as it was (an approved one may be tried again) when the kill switch is
             on, the backend cannot be read, or `still_ok` is against it before the intent. It is refused when it was
-            planned on simulated rows and the backend is a real one.
+            planned on simulated rows and the backend is a real one, and when its rows are not what the journal sealed.
 
         Raises:
             LeaseLostError: another tuner acts; nothing was written by this one afterwards.
@@ -128,6 +128,9 @@ class Executor:
         record = self._waiting(group_id)
         if self._is_out_of_place(record):
             return self._step(record, _S.REFUSED, _OUT_OF_PLACE)
+        unsealed = why_unsealed(self._state, record)
+        if unsealed:
+            return self._step(record, _S.REFUSED, f"it is not what was planned and answered: {unsealed}")
         pause = killswitch.read(self._kill_switch)
         if not pause.allows_new:
             return Step(group_id, record.state, str(pause))

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select
+from sqlalchemy.exc import DBAPIError
 
 from collector.errors import TrimtabError
 from tuner.model import Plan
@@ -21,20 +22,23 @@ from tuner.record import NEXT_STATES, OPEN_STATES, WAITING_STATES, ChangeState, 
 from tuner.state.codec import JsonObject, canonical, parse
 from tuner.state.database import State
 from tuner.state.plans import (
+    delete_plans,
     group_state,
     insert_plan,
-    plan_digest_now,
     ready_ids,
     signature,
     update_group,
     waiting_groups,
     waiting_signatures,
 )
+from tuner.state.seals import difference
 from tuner.state.tables import GroupRow, JournalRow, LeaseRow
 
 GENESIS = "0" * 64
 READY_FOR = timedelta(minutes=10)  # what mode auto planned and did not carry out by then is planned anew
 _BATCH = 1000
+_PRUNED = "pruned"
+_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError)  # what rows of another hand give when decoded
 _STATES = frozenset(s.value for s in ChangeState)
 
 
@@ -295,6 +299,7 @@ def record_plan(
             body={
                 "digest": seal,
                 "groups": {r.id: r.decision for r in written},
+                "until": {r.id: r.until.isoformat() for r in [*written, *fallen] if r.until is not None},
                 "dropped": len(fallen),
                 "drops": len(all_drops),
                 "simulated": plan.simulated,
@@ -315,6 +320,46 @@ def expire_waiting(state: State, *, now: datetime, actor: str) -> list[str]:
     for group_id, reason in late.items():
         step(state, group_id, ChangeState.EXPIRED, at=now, actor=actor, reason=reason)
     return list(late)
+
+
+def prune_plans(state: State, before: datetime, *, at: datetime, actor: str) -> int:
+    """Delete plans made before `before` of which nothing was ever written to a backend; the journal stays whole.
+
+    Returns how many plans went; the journal names them.
+    """
+    with state.writing() as connection:
+        ids = delete_plans(connection, before)
+        if ids:
+            append(connection, at=at, event=_PRUNED, actor=actor, body={"plans": ids})
+    return len(ids)
+
+
+def why_unsealed(state: State, record: GroupRecord) -> str:
+    """Return how a waiting group differs from what the journal says of it and of its plan; empty when it does not."""
+    with state.reading() as connection:
+        try:
+            planned = connection.execute(
+                select(JournalRow.__table__)
+                .where(JournalRow.plan_id == record.plan_id, JournalRow.event == ChangeState.PLANNED.value)
+                .order_by(JournalRow.seq.desc())
+                .limit(1)
+            ).one_or_none()
+            if planned is None:
+                return f"plan {record.plan_id} is not in the journal"
+            steps = connection.execute(
+                select(JournalRow.__table__)
+                .where(JournalRow.group_id == record.id, JournalRow.event.in_(_STATES))
+                .order_by(JournalRow.seq)
+            ).all()
+            if any(_link(row, row.body) != row.hash for row in [planned, *steps]):
+                return "its journal entries were changed"
+            last = steps[-1].event if steps else ChangeState.PLANNED.value
+            if last != record.state.value:
+                return f"change {record.id} is {record.state.value}, its journal says {last}"
+            ends = {r.group_id: parse(r.body).get("until") for r in steps if r.event == ChangeState.APPROVED.value}
+            return difference(connection, record.plan_id, parse(planned.body), ends, only=record.id)
+        except (*_UNREADABLE, DBAPIError) as error:
+            return f"what the journal says of it cannot be read ({error})"
 
 
 def entries(state: State, *, group_id: str | None = None, after: int = 0, limit: int | None = None) -> list[Entry]:
@@ -344,45 +389,73 @@ def verify_chain(state: State, *, expected_head: tuple[int, str] | None = None) 
         state: the state database.
         expected_head: seq and hash noted earlier with `head`: finds a journal whose end was cut off.
     """
-    previous, seen = GENESIS, 0
-    last_event: dict[str, str] = {}
-    seals: dict[str, tuple[int, str]] = {}
-    seq_after = 0
+    previous, seen, size = GENESIS, 0, _BATCH
+    story = _Story()
     with state.reading() as connection:
         while True:
-            rows = connection.execute(
-                select(JournalRow.__table__).where(JournalRow.seq > seq_after).order_by(JournalRow.seq).limit(_BATCH)
-            ).all()
+            try:
+                rows = connection.execute(
+                    select(JournalRow.__table__).where(JournalRow.seq > seen).order_by(JournalRow.seq).limit(size)
+                ).all()
+            except (*_UNREADABLE, DBAPIError) as error:
+                if size == 1:
+                    return Audit(seen, seen + 1, f"it cannot be read ({error})")
+                size = 1  # to find the one
+                continue
             if not rows:
                 break
             for row in rows:
-                seen += 1
-                problem = _problem(row, seen, previous)
-                if problem:
-                    return Audit(seen - 1, row.seq, problem)
-                previous = row.hash
-                if row.group_id and row.event in _STATES:
-                    last_event[row.group_id] = row.event
-                elif row.plan_id and row.event == ChangeState.PLANNED.value:
-                    seals[row.plan_id] = (row.seq, parse(row.body)["digest"])
+                problem = _problem(row, seen + 1, previous) or story.add(row)
                 if expected_head is not None and row.seq == expected_head[0] and row.hash != expected_head[1]:
-                    return Audit(seen - 1, row.seq, "it is not the entry that was noted with this number")
-            seq_after = rows[-1].seq
+                    problem = problem or "it is not the entry that was noted with this number"
+                if problem:
+                    return Audit(seen, row.seq, problem)
+                previous, seen = row.hash, seen + 1
         if expected_head is not None and seen < expected_head[0]:
             return Audit(seen, None, f"entries after {seen} are missing: {expected_head[0]} were noted")
-        for plan_id, (seq, seal) in seals.items():
-            found = plan_digest_now(connection, plan_id)
-            if found is not None and found != seal:
-                return Audit(seen, seq, f"plan {plan_id} was changed after it was written")
-        return _check_groups(connection, last_event, seen)
+        return _check_rows(connection, story, seen)
 
 
-def _check_groups(connection: Connection, last_event: Mapping[str, str], seen: int) -> Audit:
-    quiet = {ChangeState.PLANNED.value, ChangeState.DROPPED.value}
-    for row in connection.execute(select(GroupRow.id, GroupRow.state)):
-        said = last_event.get(row.id)
-        if (said is None and row.state not in quiet) or (said is not None and said != row.state):
-            expected = said or ChangeState.PLANNED.value
+@dataclass(slots=True)
+class _Story:
+    """What the journal says, gathered entry by entry."""
+
+    last_event: dict[str, str] = field(default_factory=dict)
+    ends: dict[str, str | None] = field(default_factory=dict)  # of the last approval of each group
+    plans: dict[str, tuple[int, JsonObject]] = field(default_factory=dict)
+    pruned: set[str] = field(default_factory=set)
+
+    def add(self, row: Row[Any]) -> str:
+        """Take in an entry; return what is wrong with it."""
+        try:
+            if row.group_id and row.event in _STATES:
+                self.last_event[row.group_id] = row.event
+                if row.event == ChangeState.APPROVED.value:
+                    self.ends[row.group_id] = parse(row.body).get("until")
+            elif row.plan_id and row.event == ChangeState.PLANNED.value:
+                self.plans[row.plan_id] = (row.seq, parse(row.body))
+            elif row.event == _PRUNED:
+                self.pruned.update(parse(row.body)["plans"])
+        except _UNREADABLE as error:
+            return f"its content cannot be read ({error})"
+        return ""
+
+
+def _check_rows(connection: Connection, story: _Story, seen: int) -> Audit:
+    for plan_id, (seq, said) in story.plans.items():
+        if plan_id in story.pruned:
+            continue
+        try:
+            problem = difference(connection, plan_id, said, story.ends)
+        except (*_UNREADABLE, DBAPIError) as error:
+            problem = f"plan {plan_id} cannot be read ({error})"
+        if problem:
+            return Audit(seen, seq, problem)
+    for row in connection.execute(select(GroupRow.id, GroupRow.state, GroupRow.plan_id)):
+        if row.plan_id not in story.plans:
+            return Audit(seen, None, f"change {row.id} belongs to plan {row.plan_id}, which is not in the journal")
+        expected = story.last_event.get(row.id, ChangeState.PLANNED.value)
+        if row.state not in {expected, ChangeState.DROPPED.value}:  # dropped ones were compared with their plan
             return Audit(seen, None, f"change {row.id} is {row.state}, its journal says {expected}")
     return Audit(seen)
 
@@ -392,7 +465,10 @@ def _problem(row: Row[Any], expected_seq: int, previous: str) -> str:
         return f"entry {expected_seq} is missing"
     if row.previous != previous:
         return "it does not follow the entry before it"
-    return "" if _link(row, row.body) == row.hash else "its content was changed"
+    try:
+        return "" if _link(row, row.body) == row.hash else "its content was changed"
+    except _UNREADABLE as error:
+        return f"its content cannot be read ({error})"
 
 
 def _link(entry: Entry | Row[Any], body: str) -> str:

@@ -21,6 +21,7 @@ from tuner.journal import (
     expire_waiting,
     head,
     note,
+    prune_plans,
     record_plan,
     remark,
     step,
@@ -96,6 +97,18 @@ def test_an_empty_chain_is_whole(state: State) -> None:
         ("UPDATE journal SET previous = hash WHERE seq = 4", 4, "it does not follow the entry before it"),
         ("UPDATE groups SET document = replace(document, '0.3', '0.4') WHERE id = 'g2'", 1, "plan p1 was changed"),
         ("UPDATE plans SET notes = '[\"x\"]'", 1, "plan p1 was changed"),
+        ("UPDATE plans SET simulated = 1", 1, "plan p1 was changed"),
+        ("UPDATE groups SET decision = 'ask' WHERE id = 'g2'", 1, "decision of change g2 is ask, its plan says go"),
+        ("UPDATE groups SET simulated = 1 WHERE id = 'g2'", 1, "g2 says simulated True, its plan says False"),
+        ("UPDATE groups SET until = '2027-01-01T00:00:00.000000Z' WHERE id = 'g2'", 1, "g2 waits until 2027-01-01"),
+        ("UPDATE groups SET until = 'soon' WHERE id = 'g2'", 1, "plan p1 cannot be read"),
+        ("UPDATE groups SET state = 'dropped' WHERE id = 'g2'", 1, "change g2 is dropped, its plan kept it"),
+        ("UPDATE groups SET restarts = 7 WHERE id = 'g2'", 1, "plan p1 was changed"),
+        ("DELETE FROM groups WHERE id = 'g2'", 1, "change g2 of plan p1 is missing"),
+        ("UPDATE groups SET plan_id = 'p0' WHERE id = 'g2'", 1, "change g2 of plan p1 is missing"),
+        ("UPDATE journal SET at = 'noon' WHERE seq = 3", 3, "it cannot be read"),
+        ("UPDATE journal SET body = x'ff00' WHERE seq = 3", 3, "its content cannot be read"),
+        ("UPDATE journal SET body = CAST(x'ff00' AS TEXT) WHERE seq = 3", 3, "it cannot be read"),
         ("UPDATE groups SET state = 'confirmed' WHERE id = 'g1'", None, "g1 is confirmed, its journal says read_back"),
         ("UPDATE groups SET state = 'intent' WHERE id = 'g2'", None, "g2 is intent, its journal says planned"),
     ],
@@ -108,6 +121,40 @@ def test_what_was_changed_by_hand_is_found(
     assert not audit.ok
     assert audit.broken_seq == seq
     assert words in audit.problem
+
+
+def test_what_the_guards_dropped_stays_dropped(state: State, tmp_path: Path) -> None:
+    drops = [Drop("g1", "capacity", "dropped", "full")]
+    record_plan(state, plan(wanted("g1")), [], drops, actor="tuner", now=START)
+    assert verify_chain(state) == Audit(1)
+    tamper(tmp_path, "UPDATE groups SET state = 'planned', decision = 'go'")
+    assert verify_chain(state) == Audit(1, 1, "change g1 is planned, its plan dropped it")
+
+
+def test_an_approval_that_was_made_longer_is_found(state: State, tmp_path: Path) -> None:
+    save(state, wanted("g1"), until=START + HOUR)
+    approve(state, "g1", who="ann", why="ok", role="operator", now=START, until=START + HOUR / 2)
+    assert verify_chain(state) == Audit(2)
+    tamper(tmp_path, "UPDATE groups SET until = '2027-01-01T00:00:00.000000Z'")
+    assert "g1 waits until 2027-01-01" in verify_chain(state).problem
+
+
+def test_a_plan_that_is_gone_was_pruned_or_is_missed(state: State, tmp_path: Path) -> None:
+    save(state, wanted("g1"))
+    save(state, wanted("g2", slice_name="b"), plan_id="p2")
+    tamper(tmp_path, "UPDATE plans SET made_at = '2027-01-01T00:00:00.000000Z' WHERE id = 'p2'")
+    assert prune_plans(state, START + HOUR, at=START, actor="tuner") == 1
+    assert entries(state)[-1].body == {"plans": ["p1"]}
+    assert verify_chain(state) == Audit(3)
+    tamper(tmp_path, "DELETE FROM groups")
+    tamper(tmp_path, "DELETE FROM plans")
+    assert verify_chain(state) == Audit(3, 2, "plan p2 is missing")
+
+
+def test_a_change_of_no_plan_in_the_journal_is_found(state: State, tmp_path: Path) -> None:
+    save(state, wanted("g1"))
+    tamper(tmp_path, "DELETE FROM journal")
+    assert "belongs to plan p1, which is not in the journal" in verify_chain(state).problem
 
 
 def test_an_end_that_was_cut_off_is_found_by_a_noted_head(filled: State, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from collector.errors import UnreachableError
 from collector.window import Window
 from tests.tuner.fakes import START, change, group, plan, slice_target
 from tuner.consent import approve
-from tuner.journal import Audit, entries, note, record_plan, step, verify_chain
+from tuner.journal import Audit, entries, note, prune_plans, record_plan, step, verify_chain
 from tuner.lease import Lease
 from tuner.outcome import list_outcomes, proven_kinds, record_outcome
 from tuner.record import ChangeState, GroupRecord
@@ -31,7 +31,6 @@ from tuner.state import (
     list_groups,
     open_state,
     past_groups,
-    prune_plans,
     record_findings,
     unsuppressed,
 )
@@ -73,7 +72,7 @@ def test_plans_steps_and_queries(postgres: State) -> None:
     assert verify_chain(postgres) == Audit(3)
     assert [r.id for r in past_groups(postgres, since=START, failed_since=START)] == ["g0"]
     assert {r.id for r in list_groups(postgres, states=[ChangeState.PLANNED])} == {"g1", "g2"}
-    assert prune_plans(postgres, START.replace(year=2027)) == 0  # g0 was on its way
+    assert prune_plans(postgres, START.replace(year=2027), at=START, actor="t") == 0  # g0 was on its way
     with postgres.writing() as connection:
         connection.execute(text("UPDATE journal SET actor = 'bob' WHERE seq = 2"))
     assert verify_chain(postgres).broken_seq == 2

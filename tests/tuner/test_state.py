@@ -14,7 +14,7 @@ from analyzer.findings import Finding, Role, SubjectRef, Verdict, make_finding
 from collector.errors import ConfigurationError, RefusedError, UnreachableError
 from collector.window import Window
 from tests.tuner.fakes import START, change, group, plan, queue_target, slice_target
-from tuner.journal import record_plan, step
+from tuner.journal import prune_plans, record_plan, step
 from tuner.record import ChangeState, Decision, Drop, GroupRecord
 from tuner.settings import StateSettings
 from tuner.state import (
@@ -30,7 +30,6 @@ from tuner.state import (
     open_groups,
     open_state,
     past_groups,
-    prune_plans,
     record_findings,
     remove_suppression,
     unsuppressed,
@@ -258,7 +257,7 @@ def test_pruning_keeps_what_was_written_and_the_journal(state: State) -> None:
     assert list_drops(state, plan_id="p4") == list_drops(state, group_id="g4")
     assert list_drops(state)[0].reason == "full"
     step(state, "g2", ChangeState.INTENT, at=START, actor="t", reason="r")
-    assert prune_plans(state, START + HOUR) == 2
+    assert prune_plans(state, START + HOUR, at=START, actor="t") == 2
     assert {r.id for r in list_groups(state)} == {"g2", "g3"}
     assert list_drops(state) == []
-    assert prune_plans(state, START + HOUR) == 0
+    assert prune_plans(state, START + HOUR, at=START, actor="t") == 0

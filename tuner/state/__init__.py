@@ -22,7 +22,6 @@ from tuner.state.plans import (
     list_groups,
     open_groups,
     past_groups,
-    prune_plans,
     waiting_groups,
 )
 
@@ -41,7 +40,6 @@ __all__ = [
     "open_groups",
     "open_state",
     "past_groups",
-    "prune_plans",
     "record_findings",
     "remove_suppression",
     "unsuppressed",

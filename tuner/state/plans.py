@@ -12,6 +12,7 @@ from tuner.model import Group
 from tuner.record import FAILED_STATES, OPEN_STATES, WAITING_STATES, ChangeState, Drop, GroupRecord
 from tuner.state.codec import canonical, digest, group_from_json, group_to_json, parse
 from tuner.state.database import State
+from tuner.state.seals import seal
 from tuner.state.tables import ApprovalRow, DropRow, GroupRow, PlanRow
 
 _HEAD = tuple(c for c in GroupRow.__table__.c if c.name != "document")
@@ -35,8 +36,29 @@ def insert_plan(
     drops: Sequence[Drop],
 ) -> str:
     """Write a plan with its groups and drops; return the digest of all that it says."""
-    documents = [canonical(group_to_json(r.group)) for r in groups]
-    plan_digest = digest([documents, [[d.group_id, d.guard, d.action, d.reason] for d in drops], list(notes)])
+    rows = [
+        {
+            "id": r.id,
+            "plan_id": plan_id,
+            "position": position,
+            "kind": r.group.kind,
+            "state": r.state.value,
+            "decision": r.decision,
+            "reason": r.reason,
+            "simulated": simulated,
+            "made_at": made_at,
+            "updated_at": made_at,
+            "until": r.until,
+            "restarts": r.restarts,
+            "evictions": r.evictions,
+            "signature": signature(r.group),
+            "evidence": "{}",
+            "document": canonical(group_to_json(r.group)),
+        }
+        for position, r in enumerate(groups)
+    ]
+    said = [[d.group_id, d.guard, d.action, d.reason] for d in drops]
+    plan_digest = seal(as_of=as_of, simulated=simulated, notes=notes, groups=rows, drops=said)
     connection.execute(
         insert(PlanRow).values(
             id=plan_id,
@@ -47,31 +69,8 @@ def insert_plan(
             digest=plan_digest,
         )
     )
-    if groups:
-        connection.execute(
-            insert(GroupRow),
-            [
-                {
-                    "id": r.id,
-                    "plan_id": plan_id,
-                    "position": position,
-                    "kind": r.group.kind,
-                    "state": r.state.value,
-                    "decision": r.decision,
-                    "reason": r.reason,
-                    "simulated": simulated,
-                    "made_at": made_at,
-                    "updated_at": made_at,
-                    "until": r.until,
-                    "restarts": r.restarts,
-                    "evictions": r.evictions,
-                    "signature": signature(r.group),
-                    "evidence": "{}",
-                    "document": document,
-                }
-                for position, (r, document) in enumerate(zip(groups, documents, strict=True))
-            ],
-        )
+    if rows:
+        connection.execute(insert(GroupRow), rows)
     if drops:
         connection.execute(
             insert(DropRow),
@@ -81,22 +80,6 @@ def insert_plan(
             ],
         )
     return plan_digest
-
-
-def plan_digest_now(connection: Connection, plan_id: str) -> str | None:
-    """Return the digest of a plan as its rows are now, or None where it was pruned."""
-    notes = connection.scalar(select(PlanRow.notes).where(PlanRow.id == plan_id))
-    if notes is None:
-        return None
-    documents = connection.scalars(
-        select(GroupRow.document).where(GroupRow.plan_id == plan_id).order_by(GroupRow.position)
-    ).all()
-    drops = connection.execute(
-        select(DropRow.group_id, DropRow.guard, DropRow.action, DropRow.reason)
-        .where(DropRow.plan_id == plan_id)
-        .order_by(DropRow.id)
-    ).all()
-    return digest([list(documents), [list(d) for d in drops], parse(notes)])
 
 
 def update_group(connection: Connection, group_id: str, values: Mapping[str, Any]) -> None:
@@ -229,24 +212,20 @@ def count_states(state: State, since: datetime | None = None) -> dict[ChangeStat
         return {ChangeState(name): count for name, count in connection.execute(query)}
 
 
-def prune_plans(state: State, before: datetime) -> int:
-    """Delete plans made before `before` of which nothing was ever written to a backend; the journal stays whole.
-
-    Returns how many plans went.
-    """
+def delete_plans(connection: Connection, before: datetime) -> list[str]:
+    """Delete plans made before `before` of which nothing was ever written to a backend; return their ids."""
     kept = select(GroupRow.plan_id).where(
         or_(GroupRow.intent_at.is_not(None), GroupRow.state == ChangeState.APPROVED.value)
     )
     asked = select(GroupRow.plan_id).join(ApprovalRow, ApprovalRow.group_id == GroupRow.id)
     old = select(PlanRow.id).where(PlanRow.made_at < before, PlanRow.id.not_in(kept), PlanRow.id.not_in(asked))
-    with state.writing() as connection:
-        ids = list(connection.scalars(old))
-        for start in range(0, len(ids), _ID_CHUNK):
-            chunk = ids[start : start + _ID_CHUNK]
-            connection.execute(delete(DropRow).where(DropRow.plan_id.in_(chunk)))
-            connection.execute(delete(GroupRow).where(GroupRow.plan_id.in_(chunk)))
-            connection.execute(delete(PlanRow).where(PlanRow.id.in_(chunk)))
-    return len(ids)
+    ids = list(connection.scalars(old))
+    for start in range(0, len(ids), _ID_CHUNK):
+        chunk = ids[start : start + _ID_CHUNK]
+        connection.execute(delete(DropRow).where(DropRow.plan_id.in_(chunk)))
+        connection.execute(delete(GroupRow).where(GroupRow.plan_id.in_(chunk)))
+        connection.execute(delete(PlanRow).where(PlanRow.id.in_(chunk)))
+    return ids
 
 
 def _records(state: State, query: Select[Any]) -> list[GroupRecord]:
