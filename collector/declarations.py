@@ -8,13 +8,13 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from collector.settings import Section
+
 ServiceClass = Literal["online", "offline"]
 
 
-class Objective(BaseModel):
+class Objective(Section):
     """A latency promise: `share` of requests have `quantity` within `bound_seconds`, counted over `window`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     quantity: Literal["e2e", "ttft", "inter_token", "queue"] = Field("e2e", description="which latency is promised")
     share: float = Field(0.999, gt=0, le=1, description="share of requests within the bound (0.999 = 99.9 %)")
@@ -22,10 +22,8 @@ class Objective(BaseModel):
     window_seconds: float = Field(60.0, gt=0, description="length of one judged window, in seconds")
 
 
-class WorkloadDeclaration(BaseModel):
+class WorkloadDeclaration(Section):
     """One `[[workload]]` table. Patterns are shell-style globs; the first table that matches wins."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     match: str = Field("*", description="glob on the workload's name")
     tenant: str = Field("*", description="glob on the tenant's name")

@@ -5,13 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator, model_validator
+
+from collector.window import LONGEST_SECONDS
+
+_UNIT_SECONDS = {"seconds": 1.0, "minutes": 60.0, "days": 86400.0}
 
 
 class Section(BaseModel):
-    """Base of every table: unknown keys are errors, values are frozen."""
+    """Base of every table: unknown keys are errors, values are frozen, numbers finite, times at most ten years."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _length_of_time(cls, value: Any, info: ValidationInfo) -> Any:
+        unit = _UNIT_SECONDS.get((info.field_name or "").rpartition("_")[2])
+        if unit is not None and isinstance(value, float) and value * unit > LONGEST_SECONDS:
+            raise ValueError(f"`{info.field_name}`: expected at most ten years, got {value:g}")
+        return value
 
 
 class ClusterSettings(Section):
@@ -50,7 +62,7 @@ class SourceSettings(Section):
         description="scrape: exporters, each an address (http://node1:9400/metrics) or a table `[[source.targets]]`",
     )
     url: str = Field("", description="prometheus: base address of the server")
-    timeout_seconds: float = Field(10.0, gt=0, description="limit for one request, in seconds")
+    timeout_seconds: float = Field(10.0, gt=0, le=3600, description="limit for one request, in seconds")
     options: dict[str, str | int | float | bool] = Field(
         default_factory=dict, description="what a plug-in of another package asks for; its own page says what"
     )

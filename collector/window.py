@@ -10,6 +10,7 @@ from collector.errors import ConfigurationError
 
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(s|m|h|d|w)\s*$")
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+LONGEST_SECONDS = 3650 * 86400.0  # of any length of time that is set: far above all use, far below what overflows
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +60,15 @@ def parse_duration(text: str) -> timedelta:
     """Read a length of time such as `90s`, `15m`, `6h`, `2d` or `1w`.
 
     Raises:
-        ConfigurationError: the text is not a number followed by one of s, m, h, d, w, or is zero.
+        ConfigurationError: the text is not a number followed by one of s, m, h, d, w, is zero, or above ten years.
     """
     match = _DURATION.match(text)
     if match is None or float(match[1]) == 0:
         raise ConfigurationError(f"expected a length of time such as 90s, 15m, 6h, 2d or 1w, got {text!r}")
-    return timedelta(seconds=float(match[1]) * _UNIT_SECONDS[match[2]])
+    seconds = float(match[1]) * _UNIT_SECONDS[match[2]]
+    if seconds > LONGEST_SECONDS:
+        raise ConfigurationError(f"expected a length of time of at most ten years (3650d), got {text[:40]!r}")
+    return timedelta(seconds=seconds)
 
 
 def parse_instant(text: str) -> datetime:
@@ -75,6 +79,6 @@ def parse_instant(text: str) -> datetime:
     """
     try:
         instant = datetime.fromisoformat(text.strip())
-    except ValueError:
+        return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
+    except (ValueError, OverflowError):
         raise ConfigurationError(f"expected an instant such as 2026-01-05T00:00:00Z, got {text!r}") from None
-    return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
