@@ -47,19 +47,26 @@ def examine_store(settings: Settings, now: datetime) -> Iterator[Check]:
         yield problem("store", str(error), "trimtab collect, or trimtab import FILE...")
         return
     with closing(store):
-        spans = {name: span for name in MEASUREMENTS if (span := store.span(name)) is not None}
-        if spans:
-            held = [f"{name} {span.start:%Y-%m-%d %H:%M} to {span.end:%Y-%m-%d %H:%M}" for name, span in spans.items()]
-            yield ok("store", f"{settings.store.path} opens: {', '.join(held)} UTC")
-        else:
-            yield note("store", f"{settings.store.path} opens and holds no rows")
-        simulated = is_simulated(store)
-        if simulated and spans:
-            # The clock of a simulation is its newest row.
-            now = max(span.end for span in spans.values())
-            yield note("store", "these rows are simulated; ages are counted from the newest one")
-        yield from examine_rows(look(store, settings, now))
-        yield from _promises(store, settings, now)
+        try:
+            yield from _examine_stored(store, settings, now)
+        except TrimtabError as error:
+            yield problem("store", str(error), "restore the store's folder, or set store.path to another one")
+
+
+def _examine_stored(store: StoreReader, settings: Settings, now: datetime) -> Iterator[Check]:
+    spans = {name: span for name in MEASUREMENTS if (span := store.span(name)) is not None}
+    if spans:
+        held = [f"{name} {span.start:%Y-%m-%d %H:%M} to {span.end:%Y-%m-%d %H:%M}" for name, span in spans.items()]
+        yield ok("store", f"{settings.store.path} opens: {', '.join(held)} UTC")
+    else:
+        yield note("store", f"{settings.store.path} opens and holds no rows")
+    simulated = is_simulated(store)
+    if simulated and spans:
+        # The clock of a simulation is its newest row.
+        now = max(span.end for span in spans.values())
+        yield note("store", "these rows are simulated; ages are counted from the newest one")
+    yield from examine_rows(look(store, settings, now))
+    yield from _promises(store, settings, now)
 
 
 def look(store: StoreReader, settings: Settings, now: datetime) -> Seen:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 from collector.batch import Batch, Fact, Subject, make_rows
+from collector.conformance import slice_rows
 from collector.settings import StoreSettings
 from collector.store import EmbeddedStore
 from dashboard.config import load_settings
@@ -102,6 +105,15 @@ def test_a_target_that_is_down_is_named_beside_the_one_that_answers(exporters: E
     assert bad[1].endswith("/nowhere: expected HTTP 200, got 404")
 
 
+def test_exporters_of_several_tables_are_judged_together(exporters: Exporters) -> None:
+    names = ("dcgm", "kube", "triton")
+    configure("".join(f'[[source]]\ntargets = ["{exporters.url(name)}"]\n' for name in names))
+    apart = list(examine_sources(load_settings().settings, NOW))
+    together = sources(*(exporters.url(name) for name in names))
+    assert [(check.status, check.text) for check in apart] == [(check.status, check.text) for check in together]
+    assert any(text.startswith("answers: 4 gpu rows") for text in texts_of(apart, Status.OK))
+
+
 def test_nothing_answers(exporters: Exporters) -> None:
     found = sources("http://127.0.0.1:9/metrics")
     bad = texts_of(found, Status.PROBLEM)
@@ -160,6 +172,35 @@ def test_simulated_rows_are_judged_by_their_own_clock(trimtab: Callable[..., Ran
 
 def switch(now: datetime) -> list[Status]:
     return [check.status for check in examine(load_settings(), now) if check.topic == "kill switch"]
+
+
+@pytest.mark.parametrize("damage", ["sealed", "catalogue", "garbage"])
+def test_a_damaged_store_is_a_problem_and_the_rest_is_still_examined(
+    trimtab: Callable[..., Ran], elsewhere: Path, damage: str
+) -> None:
+    settings = load_settings().settings.store
+    with closing(EmbeddedStore(settings)) as store:
+        store.write(slice_rows([0], ["a"], busy_ratio=[0.1]))
+        store.seal()
+    if damage == "sealed":
+        for file in (settings.path / "sealed").iterdir():
+            file.write_bytes(b"PAR1 and nothing that was sealed PAR1")
+    elif damage == "catalogue":
+        with closing(sqlite3.connect(settings.path / "store.db")) as db:
+            db.execute("DROP TABLE hot")
+    else:
+        for file in settings.path.glob("store.db*"):
+            file.write_bytes(b"no database " * 500)
+    checks = list(examine(load_settings(), NOW))
+    stored = [check for check in checks if check.topic == "store" and check.status is Status.PROBLEM]
+    assert len(stored) == 1
+    assert str(settings.path) in stored[0].text
+    assert "\n" not in stored[0].text
+    assert checks[-1].topic == "kill switch"
+    # `store info` reads the catalogue alone.
+    for words in (["analyze"], *([["store", "info"]] if damage != "sealed" else [])):
+        ran = trimtab(*words)
+        assert (ran.code, "unexpected" in ran.err, "cannot" in ran.err) == (4, False, True)
 
 
 def test_a_forgotten_pause_is_a_problem_when_the_tuner_acts(trimtab: Callable[..., Ran], elsewhere: Path) -> None:
