@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import re
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated
@@ -29,6 +30,10 @@ class Level(StrEnum):
 
 
 Who = Annotated[str | None, typer.Option("--as", metavar="NAME", help="Who asks; else the login name.")]
+Head = Annotated[
+    str | None,
+    typer.Option("--head", metavar="SEQ:HASH", help="The head that an earlier check printed; finds an end cut off."),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -78,23 +83,34 @@ def resume(ctx: typer.Context, as_: Who = None, json: Json = False) -> None:
 
 
 @audit_group.command()
-def verify(ctx: typer.Context, json: Json = False) -> None:
-    """Check that no entry of the journal was changed, removed or inserted; exit 1 if one was."""
+def verify(ctx: typer.Context, head_: Head = None, json: Json = False) -> None:
+    """Check that no entry of the journal was changed, removed or inserted; exit 1 if one was.
+
+    A journal whose end was cut off is whole in itself: only a head that was noted elsewhere (--head) finds it.
+    """
     from tuner.journal import head, verify_chain  # noqa: PLC0415  SQLAlchemy loads slowly
 
+    noted = None if head_ is None else _noted(head_)
     with opened_state(context_of(ctx)) as state:
-        audit = verify_chain(state)
+        audit = verify_chain(state, expected_head=noted)
         seq, link = head(state)
     if json:
         document = {"ok": audit.ok, "entries": audit.entries, "broken_seq": audit.broken_seq, "problem": audit.problem}
         print_json({"schema_version": 1, **document, "head": {"seq": seq, "hash": link}})
     elif audit.ok:
-        say(f"the journal is whole: {audit.entries} entries, head {seq} {link}")
+        say(f"the journal is whole: {audit.entries} entries, head {seq}:{link}")
     elif audit.broken_seq is None:
-        say(f"the journal and the changes disagree: {audit.problem}")
+        say(f"the journal is not what was noted or carried out: {audit.problem}")
     else:
         say(f"the journal is broken at entry {audit.broken_seq}: {audit.problem}; the entries before it are whole")
     raise typer.Exit(0 if audit.ok else 1)
+
+
+def _noted(text: str) -> tuple[int, str]:
+    seq, _, link = text.strip().partition(":")
+    if not seq.isdecimal() or not re.fullmatch("[0-9a-f]{64}", link):
+        raise typer.BadParameter(f"expected SEQ:HASH as `trimtab audit verify` prints it, got {text!r}")
+    return int(seq), link
 
 
 def login(given: str | None) -> str:

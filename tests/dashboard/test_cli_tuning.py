@@ -183,6 +183,28 @@ def test_audit_verifies_and_finds_what_was_changed(trimtab: Callable[..., Ran]) 
 
 
 @pytest.mark.usefixtures("planned")
+def test_audit_finds_an_end_that_was_cut_off_by_a_noted_head(trimtab: Callable[..., Ran]) -> None:
+    head = "{seq}:{hash}".format(**json.loads(trimtab("audit", "verify", "--json").out)["head"])
+    assert "".join(trimtab("audit", "verify", "--head", head).out.split()).endswith(f"head{head}")
+    with sqlite3.connect("var/state.db") as db:
+        db.execute("DELETE FROM journal WHERE seq = 5")
+        db.execute("UPDATE groups SET state = 'read_back' WHERE id = 'g-go'")
+    db.close()
+    assert trimtab("audit", "verify").code == 0
+    ran = trimtab("audit", "verify", "--head", head)
+    assert ran.code == 1
+    assert "entries after 4 are missing: 5 were noted" in " ".join(ran.out.split())
+
+
+@pytest.mark.parametrize("head", ["5", "x:" + "0" * 64, "5:" + "0" * 63])
+@pytest.mark.usefixtures("planned")
+def test_a_head_that_cannot_be_one_is_refused(trimtab: Callable[..., Ran], head: str) -> None:
+    ran = trimtab("audit", "verify", "--head", head)
+    assert ran.code == 2
+    assert "SEQ:HASH" in ran.err
+
+
+@pytest.mark.usefixtures("planned")
 def test_audit_finds_a_change_that_bypassed_the_journal(trimtab: Callable[..., Ran]) -> None:
     with sqlite3.connect("var/state.db") as db:
         (table,) = db.execute("SELECT name FROM sqlite_master WHERE name LIKE '%group%' AND type = 'table'").fetchone()
