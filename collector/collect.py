@@ -144,7 +144,7 @@ class Collector:
             try:
                 if isinstance(source, Gathering):
                     scrapes = source.gather(now)
-                    _add(gathered.setdefault(source.assembler.context, {}), scrapes)
+                    add_scrapes(gathered.setdefault(source.assembler.context, {}), scrapes)
                 else:
                     yield source.poll(now)
             except UnreachableError as error:
@@ -200,7 +200,7 @@ class Collector:
         return keepers + [(names, self._assemblers[context]) for context, names in shared.items()]
 
 
-def _add(known: dict[str, Scrape], scrapes: Sequence[Scrape]) -> None:
+def add_scrapes(known: dict[str, Scrape], scrapes: Sequence[Scrape]) -> None:
     """Add what targets said; of one that two sources read, as from two replicas of a Prometheus, an answer counts."""
     for scrape in scrapes:
         key = target_key(scrape.target)

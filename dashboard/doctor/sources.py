@@ -10,12 +10,16 @@ from datetime import datetime
 import numpy as np
 import pyarrow as pa
 
+from collector.assemble import Assembler, Scrape
 from collector.batch import Batch
+from collector.clock import grid_floor
+from collector.collect import Gathering, add_scrapes
 from collector.errors import TrimtabError, UnreachableError
 from collector.exposition import ExpositionParser
 from collector.mappings import MappingTable, builtin_exporters, mapping_table
 from collector.plugins import SourceContext, load_plugin
 from collector.prometheus import PrometheusSource
+from collector.protocols import Source
 from collector.schema import UNKNOWN
 from collector.scrape import HttpFetch
 from collector.settings import SourceSettings
@@ -34,10 +38,10 @@ def examine_sources(settings: Settings, now: datetime) -> Iterator[Check]:
         return
     table = mapping_table(settings.mapping)
     families: set[str] = set()
-    for index, source in enumerate(settings.source):
-        topic = f"source {source.name or f'{source.kind} {index + 1}'}"
+    answered: list[tuple[str, SourceSettings]] = []
+    yield from _read(settings, now, answered)
+    for topic, source in answered:
         try:
-            yield from _poll(topic, source, settings, now)
             for check, found in _exporters(topic, source, settings, table):
                 yield check
                 families |= found
@@ -63,13 +67,40 @@ def _context(settings: Settings) -> SourceContext:
     )
 
 
-def _poll(topic: str, source: SourceSettings, settings: Settings, now: datetime) -> Iterator[Check]:
-    made = load_plugin("trimtab.sources", source.kind)(source, _context(settings))
+def _read(settings: Settings, now: datetime, answered: list[tuple[str, SourceSettings]]) -> Iterator[Check]:
+    """Read all sources as the collector does, those that gather together; add to `answered` those that did."""
+    gathered: dict[str, Scrape] = {}
+    gathering: list[str] = []
+    for index, source in enumerate(settings.source):
+        topic = f"source {source.name or f'{source.kind} {index + 1}'}"
+        try:
+            said = _ask(source, settings, now)
+        except TrimtabError as error:
+            yield problem(topic, str(error), _advice(error, source))
+            continue
+        answered.append((topic, source))
+        if isinstance(said, Batch):
+            yield from _judge(topic, said)
+        else:
+            add_scrapes(gathered, said)
+            gathering.append(topic)
+    if gathering:
+        instant = grid_floor(now, settings.cluster.interval_seconds)
+        batch = Assembler(_context(settings)).assemble(instant, list(gathered.values()))
+        yield from _judge(gathering[0] if len(gathering) == 1 else "sources", batch)
+
+
+def _ask(source: SourceSettings, settings: Settings, now: datetime) -> Batch | list[Scrape]:
+    """Return what the targets of a source said, or the rows of one that makes its own."""
+    made: Source = load_plugin("trimtab.sources", source.kind)(source, _context(settings))
     try:
-        batch: Batch = made.poll(now)
+        return made.gather(now) if isinstance(made, Gathering) else made.poll(now)
     finally:
         if hasattr(made, "close"):
             made.close()
+
+
+def _judge(topic: str, batch: Batch) -> Iterator[Check]:
     down = [event for event in batch.events if event.code == "target_down"]
     for event in down:
         yield problem(
