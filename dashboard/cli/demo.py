@@ -15,6 +15,8 @@ from dashboard.cli.output import note, say, stderr
 if TYPE_CHECKING:
     from dashboard.demo import DemoResult
 
+_SAID_EVERY = 360  # simulated minutes, where there is no terminal to draw a bar on
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to the root."""
@@ -38,15 +40,16 @@ def demo(
     """
     from dashboard.demo import print_board, run_demo  # noqa: PLC0415  loads everything; --help must not
 
-    note(f"simulating {hours:g} hours twice: as its owners set it up, and tuned")
+    note(f"simulating {hours:g} h twice, as its owners set it up and tuned; 48 h take about two minutes")
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[clock]}"), TimeElapsedColumn())
     with Progress(*columns, console=stderr(), transient=True) as bar:
         task = bar.add_task("tuned run", total=hours * 60, clock="")
 
         def moved(done: int, total: int) -> None:
-            bar.update(
-                task, completed=done, total=total, clock=f"day {done // 1440 + 1} {done // 60 % 24:02d}:{done % 60:02d}"
-            )
+            at = f"day {done // 1440 + 1} {done // 60 % 24:02d}:{done % 60:02d}"
+            bar.update(task, completed=done, total=total, clock=at)
+            if not bar.console.is_terminal and done % _SAID_EVERY == 0:
+                note(f"simulated until {at}")
 
         try:
             result = run_demo(folder, seed=seed, hours=hours, progress=moved)

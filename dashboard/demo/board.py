@@ -42,8 +42,8 @@ def _print_score(result: DemoResult) -> None:
         ("  upper bound", _percent(result.bound.useful_ratio), "", "known arrivals, no delay, no restarts"),
         ("objectives kept, all services", *kept, _verdict(before, after)),
         ("  worst service", *(_worst(s) for s in (before, after)), ""),
-        ("wait of queue jobs, median", _minutes(before.wait_p50_seconds), _minutes(after.wait_p50_seconds), ""),
-        ("wait of queue jobs, 95 %", _minutes(before.wait_p95_seconds), _minutes(after.wait_p95_seconds), ""),
+        ("wait of queue jobs, median", _span(before.wait_p50_seconds), _span(after.wait_p50_seconds), ""),
+        ("wait of queue jobs, 95 %", _span(before.wait_p95_seconds), _span(after.wait_p95_seconds), ""),
         ("held and not used", _percent(before.waste_ratio), _percent(after.waste_ratio), ""),
         ("energy", f"{before.energy_kwh:.0f} kWh", f"{after.energy_kwh:.0f} kWh", ""),
         ("  a useful SM-second", *(f"{s.energy_per_useful_joules:.2f} J" for s in (before, after)), ""),
@@ -58,7 +58,7 @@ def _print_findings(result: DemoResult) -> None:
     found = [f for f in result.analysis.findings if f.verdict.value in {"holds", "suspected"}]
     names = card_names(result.analysis.facts)
     rows = [(f.code, f.verdict.value, f"{f.confidence:.2f}", named(f.claim, names)) for f in found[:_MOST_FINDINGS]]
-    more = f", the first {_MOST_FINDINGS}" if len(found) > _MOST_FINDINGS else ""
+    more = f"; the first {_MOST_FINDINGS}, `trimtab analyze` lists all" if len(found) > _MOST_FINDINGS else ""
     print_table(
         ("code", "verdict", ">confidence", "claim"), rows, title=f"{len(found)} findings of the tuned run{more}"
     )
@@ -102,5 +102,5 @@ def _percent(ratio: float, digits: int = 1) -> str:
     return "unknown" if math.isnan(ratio) else f"{100 * ratio:.{digits}f} %"
 
 
-def _minutes(seconds: float) -> str:
-    return f"{seconds / 60:.1f} min"
+def _span(seconds: float) -> str:
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
