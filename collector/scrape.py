@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 from urllib.parse import urljoin
 
 import requests
+from urllib3 import HTTPConnectionPool, HTTPResponse, HTTPSConnectionPool
+from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from collector.assemble import Assembler, Scrape
@@ -42,6 +47,7 @@ class HttpFetch:
     def __init__(self, settings: SourceSettings) -> None:
         self._session = _Session()
         adapter = requests.adapters.HTTPAdapter(pool_maxsize=_WORKERS)
+        adapter.poolmanager.pool_classes_by_scheme = {"http": _Pool, "https": _SecurePool}
         self._session.mount("http://", adapter)
         self._session.mount("https://", adapter)
         self._session.headers["Accept"] = "text/plain;version=0.0.4, application/openmetrics-text;version=1.0.0;q=0.5"
@@ -60,13 +66,14 @@ class HttpFetch:
                 return _body(answer, place, deadline)
         # The address itself may be no address (ValueError), which the libraries find out at different depths.
         except (requests.RequestException, HTTPError, OSError, ValueError) as error:
-            raise UnreachableError(f"{place}: expected an answer, got {_reason(error)}") from error
+            raise UnreachableError(f"{place}: expected an answer, got {_reason(error, deadline)}") from error
 
     def _open(self, url: str, deadline: float) -> requests.Response:
         """Get an answer whose body is not read yet, over a few redirects; another host does not get the token."""
         headers: dict[str, str | None] = {}
         for _ in range(_MAX_REDIRECTS + 1):
             answer = self._session.get(url, timeout=_left(deadline), stream=True, headers=headers)
+            _left(deadline)
             location = answer.headers.get("Location")
             if location is None or answer.status_code not in _REDIRECTS:
                 return answer
@@ -183,6 +190,37 @@ class _Session(requests.Session):
         return None
 
 
+class _CutHeaders(HTTPConnection):
+    """A connection whose status and headers come within the time-out as a whole; a socket's own counts each byte."""
+
+    def getresponse(self) -> HTTPResponse:  # type: ignore[override]  # as in the library
+        """Wait for status and headers; at the time-out the other side seems to hang up."""
+        timer = threading.Timer(self.timeout or 0.0, _hang_up, (self.sock,))
+        timer.daemon = True
+        timer.start()
+        try:
+            return super().getresponse()
+        finally:
+            timer.cancel()
+
+
+class _CutSecureHeaders(_CutHeaders, HTTPSConnection):
+    pass
+
+
+class _Pool(HTTPConnectionPool):
+    ConnectionCls = _CutHeaders
+
+
+class _SecurePool(HTTPSConnectionPool):
+    ConnectionCls = _CutSecureHeaders
+
+
+def _hang_up(sock: socket.socket) -> None:
+    with suppress(OSError):  # closed already
+        sock.shutdown(socket.SHUT_RDWR)
+
+
 def _left(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
@@ -201,7 +239,7 @@ def _body(answer: requests.Response, place: str, deadline: float) -> str:
     return body.decode("utf-8", errors="replace")
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, requests.Timeout | TimeoutError | ReadTimeoutError):
+def _reason(error: Exception, deadline: float) -> str:
+    if time.monotonic() >= deadline or isinstance(error, requests.Timeout | TimeoutError | ReadTimeoutError):
         return "no answer in time"
     return type(error).__name__

@@ -27,6 +27,11 @@ class Handler(BaseHTTPRequestHandler):
         """Answer."""
         kind = self.path.strip("/")
         hops = {"circle": "/circle", "moved": "/plain", "away": f"http://localhost:{self.server.server_port}/plain"}  # type: ignore[attr-defined]  # an HTTP server
+        if kind == "headers":
+            self._send(b"HTTP/1.0 200 OK\r\nX-Trickle: ")
+            while not self.stop.wait(0.05):
+                self._send(b"x")
+            return
         self.send_response(302 if kind in hops else 200)
         if kind in hops:
             self.send_header("Location", hops[kind])
@@ -75,9 +80,10 @@ def fetched(url: str, timeout_seconds: float = 5.0) -> str:
         fetch.close()
 
 
-def test_an_exporter_that_trickles_is_left_at_the_time_out(url: str) -> None:
+@pytest.mark.parametrize("kind", ["trickle", "headers"])
+def test_an_exporter_that_trickles_is_left_at_the_time_out(url: str, kind: str) -> None:
     with pytest.raises(UnreachableError, match="expected an answer, got no answer in time"):
-        fetched(f"{url}/trickle", 0.3)
+        fetched(f"{url}/{kind}", 0.3)
 
 
 @pytest.mark.parametrize("kind", ["flood", "packed"])
