@@ -16,6 +16,7 @@ import duckdb
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from collector.batch import Batch
 from collector.clock import Clock, SystemClock
@@ -234,9 +235,10 @@ class EmbeddedStore(RowReader):
                 return self.run(self._engine, request, snapshot.pieces, hot)
             except duckdb.Error as error:
                 failure = error
+        files = [segment.path for segment in snapshot.pieces.segments]
         raise UnreachableError(
-            f"cannot read the sealed files in {self._folder}: {str(failure).splitlines()[0]}; "
-            "restore them from a backup"
+            f"cannot read the sealed file {next(filter(_damaged, files), self._folder)}: "
+            f"{str(failure).splitlines()[0]!r}; restore it from a backup, or set store.path to another folder"
         ) from failure
 
     @contextmanager
@@ -288,6 +290,14 @@ def _describe(measurement: str, table: pa.Table) -> tuple[int, int, int]:
     bounds = pc.min_max(table.column("time").cast(pa.int64()))
     distinct = count_distinct(measurement_of(measurement), table)
     return bounds["min"].as_py(), bounds["max"].as_py(), distinct
+
+
+def _damaged(file: Path) -> bool:
+    try:
+        pq.read_table(file)
+    except (pa.ArrowException, OSError):
+        return True
+    return False
 
 
 def _opened_for_reading(folder: Path) -> ConfigurationError:
