@@ -346,11 +346,10 @@ def why_unsealed(state: State, record: GroupRecord) -> str:
             ).one_or_none()
             if planned is None:
                 return f"plan {record.plan_id} is not in the journal"
-            steps = connection.execute(
-                select(JournalRow.__table__)
-                .where(JournalRow.group_id == record.id, JournalRow.event.in_(_STATES))
-                .order_by(JournalRow.seq)
+            own = connection.execute(
+                select(JournalRow.__table__).where(JournalRow.group_id == record.id).order_by(JournalRow.seq)
             ).all()
+            steps = [row for row in own if row.event in _STATES]
             if any(_link(row, row.body) != row.hash for row in [planned, *steps]):
                 return "its journal entries were changed"
             last = steps[-1].event if steps else ChangeState.PLANNED.value

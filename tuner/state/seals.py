@@ -15,6 +15,7 @@ from tuner.state.tables import DropRow, GroupRow, PlanRow
 _DROPPED = ChangeState.DROPPED.value
 # what never changes after planning; `until` does, by an approval, and is in the journal's entry itself
 _FIXED = ("id", "kind", "decision", "simulated", "restarts", "evictions", "signature", "document")
+_COMPARED = tuple(c for c in GroupRow.__table__.c if c.name in {*_FIXED, "made_at", "state", "until"})
 
 
 def seal(
@@ -58,9 +59,7 @@ def difference(
     ).one_or_none()
     if plan is None:
         return f"plan {plan_id} is missing"
-    rows = connection.execute(
-        select(GroupRow.__table__).where(GroupRow.plan_id == plan_id).order_by(GroupRow.position)
-    ).all()
+    rows = connection.execute(select(*_COMPARED).where(GroupRow.plan_id == plan_id).order_by(GroupRow.position)).all()
     for row in rows:
         problem = _row_difference(row, said, ends) if only in {None, row.id} else ""
         if problem:
