@@ -15,6 +15,7 @@ from collector.cycle import Numbers
 from collector.exposition import Exposition
 from collector.kube import KubeState
 from collector.layout import FIELD_INDEX
+from collector.masking import mask_address
 from collector.plugins import SourceContext
 from collector.report import Report
 from collector.settings import TargetSettings
@@ -77,10 +78,11 @@ class TargetWatch:
                     report.reject(report.target(target), "", "empty body")
         up = not reason
         if memory.up is not False and not up:
-            message = f"{target.url}: {reason.removeprefix(f'{target.url}: ')}"
+            place = mask_address(target.url)
+            message = f"{place}: {reason.removeprefix(f'{place}: ')}"
             report.event(report.target(target), "target_down", Severity.ERROR, message)
         if memory.up is False and up:
-            report.event(report.target(target), "target_up", Severity.INFO, f"{target.url} answers again")
+            report.event(report.target(target), "target_up", Severity.INFO, f"{mask_address(target.url)} answers again")
         memory.up = up
         return up
 
@@ -109,7 +111,7 @@ class TargetWatch:
             offset = float(np.median(list(body.stamps_ms.values()))) / 1000.0 - report.now.timestamp()
             skewed = abs(offset) > 2 * self._context.interval_seconds
             if skewed and not memory.skewed:
-                message = f"{target.url}: its timestamps are {offset:+.0f} s from the collector's clock"
+                message = f"{mask_address(target.url)}: its timestamps are {offset:+.0f} s from the collector's clock"
                 report.event(report.target(target), "clock_skew", Severity.WARNING, message)
         memory.skewed = skewed
 

@@ -8,6 +8,7 @@ from datetime import datetime
 
 from collector.batch import Event, Reject, Severity, Subject
 from collector.join import SliceRow
+from collector.masking import mask_address
 from collector.settings import TargetSettings
 from collector.slots import Card
 
@@ -35,8 +36,8 @@ class Report:
             self.reject(subject, "", reason, count)
 
     def target(self, target: TargetSettings) -> Subject:
-        """Return the subject of a target: its node, with its address."""
-        return Subject("node", self.cluster, target.node, object=target.url)
+        """Return the subject of a target: its node, with its address (without a password)."""
+        return Subject("node", self.cluster, target.node, object=mask_address(target.url))
 
     def card(self, card: Card) -> Subject:
         """Return the subject of a card."""

@@ -116,7 +116,9 @@ class ScrapeSource:
             )
         wrong = [target.url for target in settings.targets if not target.url.startswith(("http://", "https://"))]
         if wrong and fetch is None:
-            raise ConfigurationError(f'source "scrape": expected http:// or https:// addresses, got {wrong[0]!r}')
+            raise ConfigurationError(
+                f'source "scrape": expected http:// or https:// addresses, got {mask_address(wrong[0])!r}'
+            )
         self._settings = settings
         self._context = context
         self._fetch: Fetch = HttpFetch(settings) if fetch is None else fetch

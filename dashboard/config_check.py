@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import SecretStr
 
 from collector.errors import ConfigurationError
+from collector.masking import mask_address
 from collector.plugins import plugin_names
 from collector.schema import MEASUREMENTS
 from collector.window import parse_duration
@@ -58,7 +59,9 @@ def _sources(settings: Settings) -> Iterator[Problem]:
             yield Problem(place, "expected `targets`, the addresses of the exporters; add at least one")
         for address in (*(target.url for target in source.targets), *([source.url] if source.url else [])):
             if not address.startswith(("http://", "https://")):
-                yield Problem(place, f"expected an address that starts with http:// or https://, got {address!r}")
+                yield Problem(
+                    place, f"expected an address that starts with http:// or https://, got {mask_address(address)!r}"
+                )
 
 
 def _mappings(settings: Settings) -> Iterator[Problem]:

@@ -17,6 +17,7 @@ from collector.collect import Gathering, add_scrapes
 from collector.errors import TrimtabError, UnreachableError
 from collector.exposition import ExpositionParser
 from collector.mappings import MappingTable, builtin_exporters, mapping_table
+from collector.masking import mask_address
 from collector.plugins import SourceContext, load_plugin
 from collector.prometheus import PrometheusSource
 from collector.protocols import Source
@@ -53,7 +54,7 @@ def examine_sources(settings: Settings, now: datetime) -> Iterator[Check]:
 def _advice(error: TrimtabError, source: SourceSettings) -> str:
     if not isinstance(error, UnreachableError):
         return "trimtab config check"
-    address = source.url or (source.targets[0].url if source.targets else "")
+    address = mask_address(source.url or (source.targets[0].url if source.targets else ""))
     return f"{DOWN_ADVICE} curl -sS {address}" if address else DOWN_ADVICE
 
 
@@ -103,9 +104,8 @@ def _ask(source: SourceSettings, settings: Settings, now: datetime) -> Batch | l
 def _judge(topic: str, batch: Batch) -> Iterator[Check]:
     down = [event for event in batch.events if event.code == "target_down"]
     for event in down:
-        yield problem(
-            topic, down_text(event.subject.object, event.message), f"{DOWN_ADVICE} curl -sS {event.subject.object}"
-        )
+        address = event.subject.object
+        yield problem(topic, down_text(address, event.message), f"{DOWN_ADVICE} curl -sS {address}")
     rows = {name: table.num_rows for name, table in batch.rows.items() if table.num_rows}
     if rows:
         yield ok(topic, "answers: " + ", ".join(f"{count} {name} rows" for name, count in rows.items()))
@@ -165,11 +165,13 @@ def _exporters(
                 except UnreachableError:
                     continue  # told by the poll
                 body = ExpositionParser().parse(text)
-                yield _detected(topic, target.url, [(series.name, series.labels) for series in body.series], table)
+                yield _detected(
+                    topic, mask_address(target.url), [(series.name, series.labels) for series in body.series], table
+                )
     elif source.kind == "prometheus":
         asked = PrometheusSource(source, _context(settings))
         try:
-            yield _detected(topic, source.url, [(name, {}) for name in asked.discover()], table)
+            yield _detected(topic, mask_address(source.url), [(name, {}) for name in asked.discover()], table)
         finally:
             asked.close()
 

@@ -80,3 +80,18 @@ def test_show_masks_secrets_by_type_by_name_and_in_addresses(trimtab: Callable[.
     shown = trimtab("config", "show", "--json").out
     assert "postgresql://u:********@h/db?sslpassword=********" in shown
     assert "ter2" not in shown
+
+
+def test_a_password_in_an_address_of_another_kind_is_not_told(trimtab: Callable[..., Ran]) -> None:
+    configure('[[source]]\ntargets = ["ftp://u:hunter2@h/metrics"]\n')
+    for command in (("config", "check"), ("collect", "--once")):
+        ran = trimtab(*command)
+        assert "ftp://u:********@h/metrics" in ran.out + ran.err
+        assert "hunter2" not in ran.out + ran.err
+
+
+def test_the_doctor_does_not_tell_a_password_in_an_address(trimtab: Callable[..., Ran]) -> None:
+    configure('[[source]]\ntargets = ["http://u:hunter2@127.0.0.1:9/metrics"]\n')
+    told = trimtab("doctor").out
+    assert "http://u:********@127.0.0.1:9/metrics: expected an answer" in told
+    assert "hunter2" not in told
