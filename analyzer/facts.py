@@ -49,6 +49,12 @@ def value_at(spans: list[tuple[int, str]] | None, at_ms: int, default: str = "")
     return next((value for start, value in reversed(spans) if start <= at_ms), spans[0][1])
 
 
+def says_simulated(facts: pd.DataFrame) -> bool:
+    """Return whether facts say of a cluster that its rows come from a simulation."""
+    named = (facts["kind"] == "cluster") & (facts["name"] == "simulated")
+    return bool((named & (facts["value"] == "true")).any())
+
+
 def to_float(text: str | None) -> float:
     """Return a fact's number; NaN where it is absent or no number."""
     try:

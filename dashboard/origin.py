@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from analyzer.facts import says_simulated
 from collector.protocols import StoreReader
 
 SIMULATED = "simulated: these rows come from a simulation"
@@ -9,5 +10,4 @@ SIMULATED = "simulated: these rows come from a simulation"
 
 def is_simulated(store: StoreReader) -> bool:
     """Return whether a cluster of the store was ever said to be simulated."""
-    facts = store.facts(names=["simulated"])
-    return bool((facts["value"] == "true").any())
+    return says_simulated(store.facts(names=["simulated"]))

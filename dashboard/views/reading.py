@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from analyzer.facts import says_simulated
 from collector.protocols import StoreReader
 from collector.schema import MEASUREMENTS
 from collector.window import Window
@@ -60,11 +61,10 @@ def look(store: StoreReader, length: timedelta, interval_seconds: float) -> Look
     )
     seen = counts[["busy_ratio", "sm_active_ratio", "power_watts"]].max(axis=1)
     expected = len(counts) * max(round(window.seconds / interval_seconds), 1)
-    facts = store.facts(window, names=["simulated"])
     return Look(
         window=window,
         interval_seconds=interval_seconds,
-        simulated=bool((facts["value"] == "true").any()),
+        simulated=says_simulated(store.facts(window, names=["simulated"])),
         coverage=min(float(seen.sum()) / expected, 1.0) if expected else float("nan"),
         cards=len(counts),
     )

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from analyzer.census import SUBJECT_COLUMNS, Census, measure_subjects, take_census
+from analyzer.facts import says_simulated
 from analyzer.findings import SCHEMA_VERSION, Finding
 from analyzer.ledger import Ledger, conclude_ledger, measure_ledger
 from analyzer.protocols import Conclusion, Context, Detector, Partition, Withheld
@@ -144,7 +145,6 @@ def run_analysis(
     facts = store.facts(window)
     holders = store.read("slice", window, fields=["busy_ratio"], by=["tenant", "workload"], aggregate="count")
     promises = resolve_promises(facts, holders, declarations)
-    simulated = bool(((facts["kind"] == "cluster") & (facts["name"] == "simulated") & (facts["value"] == "true")).any())
     context = Context(
         window=window,
         interval_seconds=interval_seconds,
@@ -152,7 +152,7 @@ def run_analysis(
         queues=store.read("queue", window),
         forecasts=pd.DataFrame() if forecasts is None else forecasts,
         declarations=promises,
-        simulated=simulated,
+        simulated=says_simulated(facts),
     )
     nodes = list(
         map_nodes(partial(measure_node, detectors=detectors), partitions(store, window, interval_seconds, settings))
@@ -169,7 +169,7 @@ def run_analysis(
         ledger=conclude_ledger([n.ledger for n in nodes], context),
         declarations=promises,
         facts=facts,
-        simulated=simulated,
+        simulated=says_simulated(facts),
     )
 
 

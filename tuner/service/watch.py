@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 import numpy as np
 import pandas as pd
 
+from analyzer.facts import says_simulated
 from analyzer.findings import Finding
 from analyzer.forecast import LoadForecaster
 from collector.declarations import ResolvedWorkload, WorkloadDeclaration
@@ -234,8 +235,8 @@ class Watch:
             self._promises = promises_of(facts, holders, self._configured)
             self._undeclarable = holders - self._promises.keys()
             self._promises_at = window.end
-            nature = self._store.facts(names=["simulated"])  # of the whole store: it holds one kind of rows only
-            self._simulated = bool(((nature["kind"] == "cluster") & (nature["value"] == "true")).any())
+            # Of the whole store: it holds one kind of rows only.
+            self._simulated = says_simulated(self._store.facts(names=["simulated"]))
         return self._promises
 
     def _remember_peak(self, target: Target, memory_bytes: float) -> None:
