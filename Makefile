@@ -10,10 +10,11 @@ DEMO_ARGS := $(if $(HEADLESS),--headless,)
 PYTEST_ARGS ?=
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: help demo test lint types format lock wheel clean
+.PHONY: help demo servers test lint types format lock wheel clean
 help:
 	@echo "make demo [HEADLESS=1]  two simulated days of a shared fleet, tuned; then the dashboard"
-	@echo "make test               all tests"
+	@echo "make test [SERVERS=1]   all tests; with SERVERS=1 those against real servers may not skip"
+	@echo "make servers            InfluxDB 1 and 2, Prometheus 2 and 3, VictoriaMetrics for the tests (needs Go and Rust)"
 	@echo "make lint               ruff, strict types, import contracts"
 	@echo "make lock               renew requirements.lock from pyproject.toml"
 	@echo "make wheel              build the wheel into dist/"
@@ -30,8 +31,11 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 demo: $(VENV)/.installed
 	$(BIN)/trimtab demo $(DEMO_ARGS)
 
+servers:
+	@.ci/servers
+
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --cov --cov-report=term $(PYTEST_ARGS)
+	$(if $(SERVERS),TRIMTAB_REQUIRE_SERVERS=1 )$(BIN)/python -m pytest -n 2 --dist loadgroup --cov --cov-report=term $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
