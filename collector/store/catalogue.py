@@ -1,7 +1,8 @@
 """The store's SQLite file: log of unsealed rows (`hot`), catalogue of sealed files (`seg`), facts, events, rejects.
 
-Times are int64 milliseconds since the epoch, both bounds of a range inclusive. `seq` numbers rows in the order of their
-commits over all measurements; a shipper's cursor is such a number.
+Times are int64 milliseconds since the epoch, both bounds of a range inclusive. `seq` numbers rows, facts, events and
+rejects in the order of their commits, over all of them together; a shipper's cursor is such a number. A fact whose end
+is its start is withdrawn: a shipper that sent it has to know.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import pyarrow as pa
 
 from collector.errors import ConfigurationError, UnreachableError
 
-FORMAT = 1
+FORMAT = 2
 BUSY_TIMEOUT_MS = 30_000
 LOCK_LEASE_MS = 600_000
 
@@ -38,23 +39,50 @@ CREATE TABLE seg (
   state TEXT NOT NULL DEFAULT 'live', deleted_at INTEGER);
 CREATE INDEX seg_by_time ON seg (measurement, tier, state, t_min);
 CREATE TABLE cursor (name TEXT PRIMARY KEY, seq INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE dirty (
+  name TEXT NOT NULL, measurement TEXT NOT NULL, hour INTEGER NOT NULL, seq INTEGER NOT NULL,
+  PRIMARY KEY (name, measurement, hour)) WITHOUT ROWID;
 CREATE TABLE lock (name TEXT PRIMARY KEY, owner TEXT NOT NULL, pid INTEGER NOT NULL, until INTEGER NOT NULL)
   WITHOUT ROWID;
 CREATE TABLE fact (
   id INTEGER PRIMARY KEY, kind TEXT NOT NULL, cluster TEXT NOT NULL, node TEXT NOT NULL, gpu TEXT NOT NULL,
   slice TEXT NOT NULL, object TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL,
-  t_from INTEGER NOT NULL, t_to INTEGER, provenance TEXT NOT NULL);
+  t_from INTEGER NOT NULL, t_to INTEGER, provenance TEXT NOT NULL, seq INTEGER NOT NULL DEFAULT 0);
 CREATE UNIQUE INDEX fact_by_subject ON fact (kind, cluster, node, gpu, slice, object, name, t_from);
 CREATE INDEX fact_open ON fact (name, t_to);
 CREATE TABLE event (
   time INTEGER NOT NULL, kind TEXT NOT NULL, cluster TEXT NOT NULL, node TEXT NOT NULL, gpu TEXT NOT NULL,
   slice TEXT NOT NULL, object TEXT NOT NULL, code TEXT NOT NULL, message TEXT NOT NULL, severity TEXT NOT NULL,
+  seq INTEGER NOT NULL DEFAULT 0,
   PRIMARY KEY (time, kind, cluster, node, gpu, slice, object, code, message)) WITHOUT ROWID;
 CREATE TABLE reject (
   time INTEGER NOT NULL, kind TEXT NOT NULL, cluster TEXT NOT NULL, node TEXT NOT NULL, gpu TEXT NOT NULL,
   slice TEXT NOT NULL, object TEXT NOT NULL, field TEXT NOT NULL, reason TEXT NOT NULL, count INTEGER NOT NULL,
+  seq INTEGER NOT NULL DEFAULT 0,
   PRIMARY KEY (time, kind, cluster, node, gpu, slice, object, field, reason)) WITHOUT ROWID;
+CREATE INDEX fact_by_seq ON fact (seq);
+CREATE INDEX event_by_seq ON event (seq);
+CREATE INDEX reject_by_seq ON reject (seq);
 """
+
+# What turns a catalogue of one format into the next: index 0 makes format 2 of format 1.
+_UPGRADES = (
+    """
+CREATE TABLE dirty (
+  name TEXT NOT NULL, measurement TEXT NOT NULL, hour INTEGER NOT NULL, seq INTEGER NOT NULL,
+  PRIMARY KEY (name, measurement, hour)) WITHOUT ROWID;
+ALTER TABLE fact ADD COLUMN seq INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE event ADD COLUMN seq INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE reject ADD COLUMN seq INTEGER NOT NULL DEFAULT 0;
+UPDATE fact SET seq = (SELECT value FROM meta WHERE name = 'next_seq');
+UPDATE event SET seq = (SELECT value FROM meta WHERE name = 'next_seq');
+UPDATE reject SET seq = (SELECT value FROM meta WHERE name = 'next_seq');
+UPDATE meta SET value = value + 1 WHERE name = 'next_seq';
+CREATE INDEX fact_by_seq ON fact (seq);
+CREATE INDEX event_by_seq ON event (seq);
+CREATE INDEX reject_by_seq ON reject (seq);
+""",
+)
 
 # WAL keeps its index in memory shared by the processes of one host: on these it corrupts or blocks.
 _NETWORK_FILE_SYSTEMS = frozenset({
@@ -178,13 +206,17 @@ def _first_line(error: Exception) -> str:
 
 
 def create(db: sqlite3.Connection) -> None:
-    """Lay out an empty catalogue; one that is laid out stays as it is."""
+    """Lay out an empty catalogue, or bring an older format up to this one."""
     with transaction(db):
-        if int(db.execute("PRAGMA user_version").fetchone()[0]) == 0:
-            for statement in _SCHEMA.split(";"):
+        found = int(db.execute("PRAGMA user_version").fetchone()[0])
+        if found >= FORMAT:
+            return
+        for script in _UPGRADES[found - 1 :] if found else (_SCHEMA,):
+            for statement in script.split(";"):
                 db.execute(statement)
+        if found == 0:
             db.execute("INSERT INTO meta VALUES ('next_seq', 1)")
-            db.execute(f"PRAGMA user_version={FORMAT}")
+        db.execute(f"PRAGMA user_version={FORMAT}")
 
 
 @contextmanager

@@ -27,9 +27,11 @@ from collector.settings import StoreSettings
 from collector.store import catalogue, spans
 from collector.store.engine import Engine
 from collector.store.hot import Blob, DecodedCache, conform, count_distinct, decode, encode, gather, measurement_of
-from collector.store.maintenance import SEAL_BLOBS, Maintainer, read_segments
+from collector.store.maintenance import SEAL_BLOBS, Maintainer
+from collector.store.outbox import mark_dirty
 from collector.store.reading import RowReader
 from collector.store.request import Pieces, Request, make_request
+from collector.store.segments import read_segments
 from collector.window import Window
 
 _log = logging.getLogger(__name__)
@@ -111,6 +113,7 @@ class EmbeddedStore(RowReader):
                             "INSERT INTO hot VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                             (first, first + rows - 1, name, *described[:2], rows, described[2], now, payload),
                         )
+                        mark_dirty(self._writer, name, tables[name], first + rows - 1)
                     self._facts.apply(batch.facts)
                     spans.write_events(self._writer, batch.events)
                     spans.write_rejects(self._writer, batch.rejects)

@@ -57,7 +57,10 @@ def describe_store(settings: StoreSettings) -> StoreInfo:
             " UNION ALL SELECT measurement, 'raw', rows, rows, 0, t_min, t_max FROM hot"
             ") GROUP BY measurement, tier"
         ).fetchall()
-        counts = [int(db.execute(f"SELECT count(*) FROM {t}").fetchone()[0]) for t in ("fact", "event", "reject")]  # noqa: S608
+        counts = [
+            int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0])  # noqa: S608 - our own tables
+            for table in ("fact WHERE t_to IS NULL OR t_to > t_from", "event", "reject")
+        ]
     holdings = [
         Holding(name, tier, int(rows), int(unsealed), int(files), catalogue.from_ms(first), catalogue.from_ms(last))
         for name, tier, rows, unsealed, files, first, last in found

@@ -7,7 +7,6 @@ step holds the lock row `maintenance`, so that one process does it at a time whi
 from __future__ import annotations
 
 import json
-import sqlite3
 import threading
 import time
 import uuid
@@ -30,6 +29,7 @@ from collector.store.engine import Engine
 from collector.store.hot import Blob, decode, gather
 from collector.store.request import HOUR, MINUTE, RAW, STEP_MS, Pieces, Segment
 from collector.store.sealed import write_sealed
+from collector.store.segments import read_segments
 from collector.window import Window
 
 DAY_MS = 86_400_000
@@ -365,9 +365,13 @@ class Maintainer:
                 for tier, cutoff in cutoffs.items():
                     dropped += self._drop_older(spec, tier, cutoff)
             with catalogue.transaction(self._db):
-                self._db.execute("DELETE FROM fact WHERE t_to < ?", (cutoffs[HOUR],))
-                self._db.execute("DELETE FROM event WHERE time < ?", (cutoffs[HOUR],))
-                self._db.execute("DELETE FROM reject WHERE time < ?", (cutoffs[MINUTE],))
+                limit = catalogue.slowest_cursor(self._db)
+                shipped = 2**62 if limit is None else limit
+                self._db.execute(
+                    "DELETE FROM fact WHERE (t_to < ? OR t_to = t_from) AND seq <= ?", (cutoffs[HOUR], shipped)
+                )
+                self._db.execute("DELETE FROM event WHERE time < ? AND seq <= ?", (cutoffs[HOUR], shipped))
+                self._db.execute("DELETE FROM reject WHERE time < ? AND seq <= ?", (cutoffs[MINUTE], shipped))
             self._purge(self._now())
         return dropped
 
@@ -385,33 +389,6 @@ class Maintainer:
                 known = catalogue.floors(self._db, spec.name).get(tier, floor)
                 self._db.execute("REPLACE INTO meta VALUES (?, ?)", (f"floor/{spec.name}/{tier}", max(floor, known)))
         return sum(s.rows for s in old)
-
-
-def read_segments(
-    db: sqlite3.Connection, folder: Path, measurement: str, start: int | None = None, end: int | None = None
-) -> list[Segment]:
-    """Return live sealed files of all tiers, oldest first; with bounds, those that may hold rows of [start, end) ms."""
-    rows = db.execute(
-        "SELECT id, tier, path, t_min, t_max, rows, seq_min, seq_max, exponents, source FROM seg"
-        " WHERE measurement = ?1 AND state = 'live' AND (?2 IS NULL OR t_max >= ?2) AND (?3 IS NULL OR t_min < ?3)"
-        " ORDER BY t_min, id",
-        (measurement, start, end),
-    )
-    return [
-        Segment(
-            id=row[0],
-            tier=row[1],
-            path=folder / row[2],
-            t_min=row[3],
-            t_max=row[4],
-            rows=row[5],
-            seq_min=row[6],
-            seq_max=row[7],
-            exponents=json.loads(row[8]),
-            source=row[9],
-        )
-        for row in rows
-    ]
 
 
 def _with_tiers(raw: Sequence[Segment], segments: Sequence[Segment]) -> list[int]:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from collector.batch import Event, Fact, Reject, Subject
 from collector.errors import ConfigurationError
-from collector.store.catalogue import from_ms, to_ms
+from collector.store.catalogue import from_ms, take_seq, to_ms
 from collector.window import Window
 
 SUBJECT_COLUMNS = ("kind", "cluster", "node", "gpu", "slice", "object")
@@ -20,6 +20,9 @@ REJECT_COLUMNS = ("time", *SUBJECT_COLUMNS, "field", "reason", "count")
 
 _Key = tuple[Subject, str]
 _Open = tuple[datetime, str, str]  # from, value, provenance
+_SELECT_FACTS = "SELECT kind, cluster, node, gpu, slice, object, name, value, t_from, t_to, provenance FROM fact"
+_SELECT_EVENTS = "SELECT time, kind, cluster, node, gpu, slice, object, code, severity, message FROM event"
+_SELECT_REJECTS = "SELECT time, kind, cluster, node, gpu, slice, object, field, reason, count FROM reject"
 _SAME_FACT = "kind=? AND cluster=? AND node=? AND gpu=? AND slice=? AND object=? AND name=?"
 
 
@@ -69,11 +72,9 @@ class FactWriter:
         if covering is None:
             self._observe_outside(fact, who, at)
         elif (covering[3], covering[4]) != (fact.value, fact.provenance):
-            span_id, t_from, t_to = covering[:3]
-            if t_from == at:
-                self._db.execute("DELETE FROM fact WHERE id = ?", (span_id,))
-            else:
-                self._db.execute("UPDATE fact SET t_to = ? WHERE id = ?", (at, span_id))
+            span_id, _, t_to = covering[:3]
+            # Where both are the same instant the span is withdrawn, unless the new value takes its place.
+            self._end(span_id, at)
             if t_to is None:
                 self._open.pop((fact.subject, fact.name), None)
             self._add(fact, who, at, t_to)
@@ -83,25 +84,27 @@ class FactWriter:
             return
         following = self._db.execute(
             f"SELECT id, t_from, t_to, value, provenance FROM fact WHERE {_SAME_FACT}"  # noqa: S608 - constant text
-            " AND t_from > ? ORDER BY t_from LIMIT 1",
+            " AND t_from > ? AND (t_to IS NULL OR t_to > t_from) ORDER BY t_from LIMIT 1",
             (*who, at),
         ).fetchone()
         if following is None:
             self._add(fact, who, at, None)
         elif (following[3], following[4]) == (fact.value, fact.provenance):
-            self._db.execute("UPDATE fact SET t_from = ? WHERE id = ?", (at, following[0]))
-            if following[2] is None:
-                self._open[fact.subject, fact.name] = (fact.at, following[3], following[4])
+            self._end(following[0], following[1])  # its start is part of its name: withdrawn, and told anew
+            self._add(fact, who, at, following[2])
         else:
             self._add(fact, who, at, following[1])
+
+    def _end(self, span_id: int, t_to: int) -> None:
+        self._db.execute("UPDATE fact SET t_to = ?, seq = ? WHERE id = ?", (t_to, take_seq(self._db, 1), span_id))
 
     def _add(self, fact: Fact, who: tuple[str, ...], t_from: int, t_to: int | None) -> None:
         if fact.value is None:
             return
         self._db.execute(
-            "INSERT INTO fact (kind, cluster, node, gpu, slice, object, name, value, t_from, t_to, provenance)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (*who, fact.value, t_from, t_to, fact.provenance),
+            "REPLACE INTO fact (kind, cluster, node, gpu, slice, object, name, value, t_from, t_to, provenance, seq)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (*who, fact.value, t_from, t_to, fact.provenance, take_seq(self._db, 1)),
         )
         if t_to is None:
             self._open[fact.subject, fact.name] = (fact.at, fact.value, fact.provenance)
@@ -141,17 +144,24 @@ def check_simulated(db: sqlite3.Connection, clusters: Iterable[str], facts: Iter
 
 def write_events(db: sqlite3.Connection, events: Sequence[Event]) -> None:
     """Keep events; the same event again changes nothing."""
+    first = take_seq(db, len(events)) if events else 0
     db.executemany(
-        "REPLACE INTO event VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        [(to_ms(e.at), *_parts(e.subject), e.code, e.message, str(e.severity)) for e in events],
+        "INSERT INTO event VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE"
+        " SET severity = excluded.severity, seq = excluded.seq WHERE severity <> excluded.severity",
+        [
+            (to_ms(e.at), *_parts(e.subject), e.code, e.message, str(e.severity), seq)
+            for seq, e in enumerate(events, first)
+        ],
     )
 
 
 def write_rejects(db: sqlite3.Connection, rejects: Sequence[Reject]) -> None:
     """Keep rejects; the same one again replaces its count."""
+    first = take_seq(db, len(rejects)) if rejects else 0
     db.executemany(
-        "REPLACE INTO reject VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        [(to_ms(r.at), *_parts(r.subject), r.field, r.reason, r.count) for r in rejects],
+        "INSERT INTO reject VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE"
+        " SET count = excluded.count, seq = excluded.seq WHERE count <> excluded.count",
+        [(to_ms(r.at), *_parts(r.subject), r.field, r.reason, r.count, seq) for seq, r in enumerate(rejects, first)],
     )
 
 
@@ -172,7 +182,7 @@ def text_frame(rows: Sequence[tuple[object, ...]], columns: Sequence[str], times
 
 def read_facts(db: sqlite3.Connection, window: Window | None, names: Sequence[str] | None) -> pd.DataFrame:
     """Return facts valid at some time in `window`, sorted by subject, name and start."""
-    conditions: list[str] = []
+    conditions = ["(t_to IS NULL OR t_to > t_from)"]  # the others were withdrawn
     values: list[object] = []
     if window is not None:
         conditions.append("t_from < ? AND (t_to IS NULL OR t_to > ?)")
@@ -180,10 +190,9 @@ def read_facts(db: sqlite3.Connection, window: Window | None, names: Sequence[st
     if names is not None:
         conditions.append(f"name IN ({', '.join('?' * len(names))})")
         values += names
-    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     rows = db.execute(
-        "SELECT kind, cluster, node, gpu, slice, object, name, value, t_from, t_to, provenance FROM fact"  # noqa: S608
-        f"{where} ORDER BY kind, cluster, node, gpu, slice, object, name, t_from",
+        f"{_SELECT_FACTS} WHERE {' AND '.join(conditions)}"
+        " ORDER BY kind, cluster, node, gpu, slice, object, name, t_from",
         values,
     ).fetchall()
     return text_frame(rows, FACT_COLUMNS, ("from", "to"))
@@ -196,8 +205,8 @@ def _bounds(window: Window | None) -> tuple[int, int]:
 def read_events(db: sqlite3.Connection, window: Window | None) -> pd.DataFrame:
     """Return events in `window` (None: all), by time."""
     rows = db.execute(
-        "SELECT time, kind, cluster, node, gpu, slice, object, code, severity, message FROM event"
-        " WHERE time >= ? AND time < ? ORDER BY time, kind, cluster, node, gpu, slice, object, code, message",
+        f"{_SELECT_EVENTS} WHERE time >= ? AND time < ?"
+        " ORDER BY time, kind, cluster, node, gpu, slice, object, code, message",
         _bounds(window),
     ).fetchall()
     return text_frame(rows, EVENT_COLUMNS, ("time",))
@@ -206,8 +215,24 @@ def read_events(db: sqlite3.Connection, window: Window | None) -> pd.DataFrame:
 def read_rejects(db: sqlite3.Connection, window: Window | None) -> pd.DataFrame:
     """Return rejects in `window` (None: all), by time."""
     rows = db.execute(
-        "SELECT time, kind, cluster, node, gpu, slice, object, field, reason, count FROM reject"
-        " WHERE time >= ? AND time < ? ORDER BY time, kind, cluster, node, gpu, slice, object, field, reason",
+        f"{_SELECT_REJECTS} WHERE time >= ? AND time < ?"
+        " ORDER BY time, kind, cluster, node, gpu, slice, object, field, reason",
         _bounds(window),
     ).fetchall()
     return text_frame(rows, REJECT_COLUMNS, ("time",))
+
+
+def changed_texts(db: sqlite3.Connection, first: int, through: int) -> dict[str, pd.DataFrame]:
+    """Return facts, events and rejects whose number lies in [first, through], each in the order of their numbers.
+
+    A fact whose `to` equals its `from` is withdrawn.
+    """
+    found: dict[str, pd.DataFrame] = {}
+    for name, select, columns, times in (
+        ("fact", _SELECT_FACTS, FACT_COLUMNS, ("from", "to")),
+        ("event", _SELECT_EVENTS, EVENT_COLUMNS, ("time",)),
+        ("reject", _SELECT_REJECTS, REJECT_COLUMNS, ("time",)),
+    ):
+        rows = db.execute(f"{select} WHERE seq BETWEEN ? AND ? ORDER BY seq", (first, through)).fetchall()
+        found[name] = text_frame(rows, columns, times)
+    return found
