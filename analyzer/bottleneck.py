@@ -22,6 +22,7 @@ from analyzer.mig import board_of
 from analyzer.protocols import Conclusion, Context, Needs, Partition, Withheld
 from analyzer.settings import AnalyzeSettings
 from analyzer.shares import Card, cards
+from collector.clock import to_ms
 from collector.gpu_models import gpu_model
 
 Series = npt.NDArray[np.float64]
@@ -232,7 +233,7 @@ def _on_grid(partition: Partition, field: str) -> Series:
     out = np.full(count, np.nan)
     rows = partition.node_rows
     if field in rows and len(rows):
-        start = int(partition.window.start.timestamp() * 1000)
+        start = to_ms(partition.window.start)
         times = rows["time"].to_numpy("datetime64[ms]").astype(np.int64)
         bins = np.clip((times - start) // (partition.interval_seconds * 1000), 0, count - 1).astype(np.intp)
         out[bins] = rows[field].to_numpy(np.float64)

@@ -19,6 +19,7 @@ from analyzer.facts import records
 from analyzer.findings import Effect, Finding, Role, SubjectRef, Verdict, finding_id, make_finding
 from analyzer.protocols import Conclusion, Context, Needs, Partition, Withheld
 from analyzer.shares import cards
+from collector.clock import to_ms
 
 _XID = re.compile(r"xid(?:\s*\(PCI[^)]*\))?\D{0,3}(\d+)", re.IGNORECASE)
 # An XID that follows another of the same card within so many seconds is its companion.
@@ -83,7 +84,7 @@ class HealthDetector:
         for time, gpu, message in events[events["code"] == "xid"][["time", "gpu", "message"]].itertuples(index=False):
             number = xid_number(message)
             if number:
-                rows.append({**common, "gpu": gpu, "code": "TT601", "at_ms": _ms(time), "number": number})
+                rows.append({**common, "gpu": gpu, "code": "TT601", "at_ms": to_ms(time), "number": number})
         rows += [{**common, **row} for row in self._presence(partition)]
         return pd.DataFrame([{"how": "", "withheld": "", **row} for row in rows], columns=_COLUMNS)
 
@@ -91,8 +92,8 @@ class HealthDetector:
         found = cards(partition)
         step = partition.interval_seconds
         own_rows = partition.node_rows["time"]
-        start_ms = int(partition.window.start.timestamp() * 1000)
-        node_last = int((_ms(own_rows.max()) - start_ms) // (step * 1000)) if len(own_rows) else -1
+        start_ms = to_ms(partition.window.start)
+        node_last = int((to_ms(own_rows.max()) - start_ms) // (step * 1000)) if len(own_rows) else -1
         last = {card.gpu: card.newest for card in found}
         reporting = max([node_last, *last.values()], default=-1)
         limit = max(_LOST_INTERVALS, math.ceil(_LOST_SECONDS / step))
@@ -135,7 +136,7 @@ def _told_lost(events: pd.DataFrame) -> dict[str, float]:
     about = events[events["code"].isin(["card_lost", "card_returned"])].sort_values("time", kind="stable")
     newest = about.drop_duplicates("gpu", keep="last")
     lost = newest[newest["code"] == "card_lost"]
-    return {gpu: float(_ms(time)) for gpu, time in zip(lost["gpu"], lost["time"], strict=True)}
+    return {gpu: float(to_ms(time)) for gpu, time in zip(lost["gpu"], lost["time"], strict=True)}
 
 
 def _xid_findings(subject: tuple[SubjectRef, ...], errors: pd.DataFrame, context: Context) -> list[Finding]:
@@ -214,10 +215,6 @@ def _lost(subject: tuple[SubjectRef, ...], row: dict[str, Any], errors: pd.DataF
         evidence={"since": since, "how": row["how"], "xids_before": numbers, "still": True},
         simulated=context.simulated,
     )
-
-
-def _ms(time: pd.Timestamp) -> int:
-    return int(time.timestamp() * 1000)
 
 
 def _instant(ms: float) -> datetime:

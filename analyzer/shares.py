@@ -22,6 +22,7 @@ from analyzer.attribution import attribute, busy_weight, first_known
 from analyzer.facts import Key, Request, hardware_facts, hardware_spans, requests, to_float, value_at
 from analyzer.mig import board_of
 from analyzer.protocols import Partition
+from collector.clock import to_ms
 from collector.gpu_models import gpu_model
 from collector.schema import NOBODY, UNKNOWN
 
@@ -256,7 +257,7 @@ def _bins(frame: pd.DataFrame, start_ms: int, step_ms: float, count: int) -> np.
 def cards(partition: Partition) -> list[Card]:
     """Return the cards of a node, sorted by name: those with rows, and those that only facts know."""
     facts = partition.facts
-    start_ms = int(partition.window.start.timestamp() * 1000)
+    start_ms = to_ms(partition.window.start)
     step_ms = partition.interval_seconds * 1000
     count = max(math.ceil(partition.window.seconds / partition.interval_seconds), 1)
     named = facts[

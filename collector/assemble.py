@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector.batch import Batch, Severity, Subject
+from collector.clock import to_ms
 from collector.counters import CounterBook
 from collector.cycle import Numbers, Plan, check_profiles, correct_cards, correct_shares, evaluate, lay_out
 from collector.exposition import Exposition, Series
@@ -146,7 +147,7 @@ class Assembler:
             scrapes: what each target said; a target that is not among them is neither up nor down.
         """
         report = Report(self.context.cluster, now)
-        now_ms = int(now.timestamp() * 1000)
+        now_ms = to_ms(now)
         live = self._take(scrapes, report)
         laid_out = self._layouts
         changed = self._describe(live)
@@ -358,7 +359,7 @@ class Assembler:
         fill_constants(table, numbers, matrix, ages)
         tags = table.tags
         waiting = np.array([share.waiting and self._facts.waits(share, now) for share in shares], dtype=bool)
-        now_ms = int(now.timestamp() * 1000)
+        now_ms = to_ms(now)
         held = np.flatnonzero(waiting & keep).tolist()
         self._held = _Held(now_ms, [(shares[n], matrix[n].copy()) for n in held])
         overdue = [n for n, share in enumerate(shares) if share.waiting and not waiting[n]]

@@ -10,6 +10,18 @@ from typing import Protocol
 # Rows, whatever stamped them, lie between: outside a clock was never set, or a number was taken for a time.
 EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
 LATEST = datetime(2100, 1, 1, tzinfo=UTC)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+def to_ms(instant: datetime) -> int:
+    """Return the millisecond since the epoch that an aware instant lies in: the floor, as the grid's, in integers."""
+    return (instant - _EPOCH) // _MILLISECOND
+
+
+def from_ms(milliseconds: int) -> datetime:
+    """Return the aware UTC instant of milliseconds since the epoch."""
+    return _EPOCH + milliseconds * _MILLISECOND
 
 
 class Clock(Protocol):

@@ -21,7 +21,7 @@ import pandas as pd
 import pytest
 
 from collector.batch import Batch, Event, Fact, Reject, Severity, Subject, make_rows
-from collector.clock import grid_floor
+from collector.clock import grid_floor, to_ms
 from collector.errors import ConfigurationError
 from collector.protocols import Source, Store, StoreReader
 from collector.schema import MEASUREMENTS
@@ -59,7 +59,7 @@ def slice_rows(
     def column(value: str | Sequence[str]) -> list[str]:
         return [value] * count if isinstance(value, str) else list(value)
 
-    times = [round(at(m).timestamp() * 1000) for m in minutes]
+    times = [to_ms(at(m)) for m in minutes]
     tags = {
         "cluster": [cluster] * count,
         "node": column(node),

@@ -12,6 +12,7 @@ import orjson
 import pyarrow as pa
 
 from collector.batch import Event, Fact, Severity, Subject, make_rows
+from collector.clock import to_ms
 from collector.facts import declared
 from collector.join import owner_of, tenant_of
 from collector.kube import KubeState, Pod, is_gpu_resource, mig_profile
@@ -235,7 +236,7 @@ def _rows(queues: Mapping[tuple[str, str], _Queue], context: SourceContext, now:
     }
     return make_rows(
         "queue",
-        np.full(len(keys), int(now.timestamp() * 1000)),
+        np.full(len(keys), to_ms(now)),
         {"cluster": [context.cluster] * len(keys), "pool": [k[0] for k in keys], "tenant": [k[1] for k in keys]},
         {name: np.array(values) for name, values in fields.items()},
     )

@@ -14,7 +14,7 @@ from statistics import median
 import numpy as np
 
 from collector.batch import Batch, Event, Fact, Reject, Severity, Subject, make_rows
-from collector.clock import EARLIEST, LATEST
+from collector.clock import EARLIEST, LATEST, to_ms
 from collector.importing.columns import (
     FACT_COLUMNS,
     GPU_COLUMNS,
@@ -169,7 +169,7 @@ def read_apps(text: str, place: LogPlace) -> LogResult:
             "workload": [r.name for r in rows],
         }
         values = {"memory_used_bytes": np.array([r.memory_bytes for r in rows])}
-        result.batch.rows["slice"] = make_rows("slice", [_ms(r.at) for r in rows], tags, values)
+        result.batch.rows["slice"] = make_rows("slice", [to_ms(r.at) for r in rows], tags, values)
     return result
 
 
@@ -262,7 +262,7 @@ def _build_cards(samples: list[_Sample], place: LogPlace, result: LogResult) -> 
             if math.isnan(values[name][row]):
                 values[name][row] = cell.value
     result.accepted += len(samples)
-    times = [_ms(s.at) for s in samples]
+    times = [to_ms(s.at) for s in samples]
     tags = {
         "cluster": [place.cluster] * len(samples),
         "node": [place.node] * len(samples),
@@ -363,7 +363,3 @@ def _instant(text: str, place: LogPlace, result: LogResult) -> datetime | None:
 
 def _dashed(date: str) -> str:
     return f"{date[:4]}-{date[4:6]}-{date[6:8]}" if re.fullmatch(r"\d{8}", date) else date
-
-
-def _ms(at: datetime) -> int:
-    return round(at.timestamp() * 1000)

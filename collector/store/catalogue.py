@@ -13,7 +13,6 @@ import sqlite3
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 
 import duckdb
@@ -89,16 +88,6 @@ _NETWORK_FILE_SYSTEMS = frozenset({
     "nfs", "nfs4", "cifs", "smb2", "smb3", "smbfs", "afs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs",
     "fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.rclone",
 })  # fmt: skip
-
-
-def to_ms(instant: datetime) -> int:
-    """Return milliseconds since the epoch of an aware instant."""
-    return round(instant.timestamp() * 1000)
-
-
-def from_ms(milliseconds: int) -> datetime:
-    """Return the aware UTC instant of milliseconds since the epoch."""
-    return datetime.fromtimestamp(milliseconds / 1000, UTC)
 
 
 def file_system(folder: Path, mounts: str) -> str:

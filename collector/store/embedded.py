@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from collector.batch import Batch
-from collector.clock import Clock, SystemClock
+from collector.clock import Clock, SystemClock, from_ms, to_ms
 from collector.errors import ConfigurationError, TrimtabError, UnreachableError
 from collector.protocols import Where
 from collector.schema import Measurement
@@ -99,7 +99,7 @@ class EmbeddedStore(RowReader):
         tables = {name: conform(name, table) for name, table in batch.rows.items() if table.num_rows}
         encoded = {name: (_describe(name, table), encode(table)) for name, table in tables.items()}
         clusters = {c for table in tables.values() for c in pc.unique(table.column("cluster")).to_pylist()}
-        now = catalogue.to_ms(self._clock.now())
+        now = to_ms(self._clock.now())
         starts: dict[str, int] = {}
         with self._write_lock:
             self._require_same_file()
@@ -223,7 +223,7 @@ class EmbeddedStore(RowReader):
                 " WHERE tier = 'raw' OR source IS NULL OR source NOT IN (SELECT id FROM live))",
                 (name,),
             ).fetchone()
-        return None if first is None else Window(catalogue.from_ms(first), catalogue.from_ms(last + 1))
+        return None if first is None else Window(from_ms(first), from_ms(last + 1))
 
     def answer(self, request: Request) -> pd.DataFrame:
         """Return the frame that a request asks for.

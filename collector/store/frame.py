@@ -11,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 
 from collector.batch import Batch
+from collector.clock import from_ms
 from collector.errors import InputRejectedError
 from collector.schema import UNKNOWN
 from collector.store import catalogue, spans
@@ -103,7 +104,7 @@ class FrameStore(RowReader):
     def span(self, measurement: str) -> Window | None:
         """Return [oldest row, newest row + 1 ms), or None when there is no row."""
         blob = self._blobs.get(measurement_of(measurement).name)
-        return None if blob is None else Window(catalogue.from_ms(blob.t_min), catalogue.from_ms(blob.t_max + 1))
+        return None if blob is None else Window(from_ms(blob.t_min), from_ms(blob.t_max + 1))
 
     def close(self) -> None:
         """Release the engine."""

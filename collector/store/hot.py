@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from collector.clock import EARLIEST, LATEST
+from collector.clock import EARLIEST, LATEST, to_ms
 from collector.errors import InputRejectedError
 from collector.schema import MEASUREMENTS, Measurement
 
 CACHE_BYTES = 64 * 2**20
-_EARLIEST_MS, _LATEST_MS = (round(instant.timestamp() * 1000) for instant in (EARLIEST, LATEST))
+_EARLIEST_MS, _LATEST_MS = (to_ms(instant) for instant in (EARLIEST, LATEST))
 _TIME = pa.timestamp("ms", tz="UTC")
 _DECLARED = {name: {f.name: f for f in spec.arrow_schema()} for name, spec in MEASUREMENTS.items()}
 # Threads cost ten times the work itself on blobs of this size.

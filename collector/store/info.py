@@ -6,6 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 
+from collector.clock import from_ms
 from collector.schema import MEASUREMENTS
 from collector.settings import StoreSettings
 from collector.store import catalogue
@@ -62,7 +63,7 @@ def describe_store(settings: StoreSettings) -> StoreInfo:
             for table in ("fact WHERE t_to IS NULL OR t_to > t_from", "event", "reject")
         ]
     holdings = [
-        Holding(name, tier, int(rows), int(unsealed), int(files), catalogue.from_ms(first), catalogue.from_ms(last))
+        Holding(name, tier, int(rows), int(unsealed), int(files), from_ms(first), from_ms(last))
         for name, tier, rows, unsealed, files, first, last in found
     ]
     order = list(MEASUREMENTS)

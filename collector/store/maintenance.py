@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from collector.clock import Clock
+from collector.clock import Clock, from_ms, to_ms
 from collector.errors import UnreachableError
 from collector.schema import MEASUREMENTS, Measurement
 from collector.settings import StoreSettings
@@ -94,7 +94,7 @@ class Maintainer:
             yield owner
 
     def _now(self) -> int:
-        return catalogue.to_ms(self._clock.now())
+        return to_ms(self._clock.now())
 
     def start(self) -> None:
         """Remove files that a crash left behind: written, but in no catalogue row."""
@@ -203,7 +203,7 @@ class Maintainer:
 
     def _add_file(self, group: _Written, spec: Measurement, tier: str, table: pa.Table) -> None:
         times = table.column("t")
-        day = catalogue.from_ms(int(times[0].as_py())).strftime("%Y%m%d")
+        day = from_ms(int(times[0].as_py())).strftime("%Y%m%d")
         path = self._folder / "sealed" / f"{spec.name}-{tier}-{day}-{uuid.uuid4().hex[:12]}.parquet"
         exponents = write_sealed(path, table, spec.tags)
         group.files.append((tier, path, table, exponents, _bounds(table, "t")))
@@ -304,7 +304,7 @@ class Maintainer:
         """
         with self._insisting() as owner:
             self._seal(spec, owner)
-            start, end = catalogue.to_ms(window.start), catalogue.to_ms(window.end)
+            start, end = to_ms(window.start), to_ms(window.end)
             days = range(start // DAY_MS, (end - 1) // DAY_MS + 1)
             self._merge(spec, owner, past_files=2, growing_files=2, days=days)
             segments = read_segments(self._db, self._folder, spec.name, start, end)
@@ -353,7 +353,7 @@ class Maintainer:
             MINUTE: self._settings.minute_days,
             HOUR: self._settings.hour_days,
         }
-        cutoffs = {tier: catalogue.to_ms(now) - round(days * DAY_MS) for tier, days in keep_days.items()}
+        cutoffs = {tier: to_ms(now) - round(days * DAY_MS) for tier, days in keep_days.items()}
         dropped = 0
         with self._insisting() as owner:
             for spec in MEASUREMENTS.values():

@@ -30,6 +30,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from collector.clock import from_ms, to_ms
 from collector.errors import UnreachableError
 from collector.schema import MEASUREMENTS, Measurement
 from collector.settings import StoreSettings
@@ -139,7 +140,7 @@ class Outbox:
                 " UNION ALL SELECT t_min FROM seg WHERE seq_max > ?1 AND tier = ?2 AND state = 'live')",
                 (seq, RAW),
             ).fetchone()
-        return None if first is None else catalogue.from_ms(first)
+        return None if first is None else from_ms(first)
 
     # Rows ----------------------------------------------------------------------------------------------------------
 
@@ -236,19 +237,16 @@ class Outbox:
             found = self._db.execute(
                 "SELECT measurement, hour, seq FROM dirty WHERE name = ? AND hour <= ? ORDER BY hour, measurement"
                 " LIMIT ?",
-                (self._name, catalogue.to_ms(before) - STEP_MS[HOUR], limit),
+                (self._name, to_ms(before) - STEP_MS[HOUR], limit),
             ).fetchall()
-        return [
-            DirtyHour(name, Window(catalogue.from_ms(hour), catalogue.from_ms(hour + STEP_MS[HOUR])), seq)
-            for name, hour, seq in found
-        ]
+        return [DirtyHour(name, Window(from_ms(hour), from_ms(hour + STEP_MS[HOUR])), seq) for name, hour, seq in found]
 
     def clean(self, hour: DirtyHour) -> None:
         """Note that an hour's aggregates were shipped; it stays dirty where rows came meanwhile."""
         with catalogue.failures(self._folder, "write to"):
             self._db.execute(
                 "DELETE FROM dirty WHERE name = ? AND measurement = ? AND hour = ? AND seq = ?",
-                (self._name, hour.measurement, catalogue.to_ms(hour.window.start), hour.seq),
+                (self._name, hour.measurement, to_ms(hour.window.start), hour.seq),
             )
 
     @contextmanager

@@ -9,10 +9,10 @@ from datetime import datetime, timedelta
 import pandas as pd
 import pyarrow as pa
 
+from collector.clock import from_ms
 from collector.protocols import Aggregate, Where
 from collector.schema import MEASUREMENTS
 from collector.store import query
-from collector.store.catalogue import from_ms
 from collector.store.engine import Engine
 from collector.store.hot import measurement_of
 from collector.store.request import Pieces, Request, make_request

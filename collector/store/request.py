@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+from collector.clock import to_ms
 from collector.protocols import Aggregate, Where
 from collector.schema import Kind, Measurement
-from collector.store.catalogue import to_ms
 from collector.store.hot import measurement_of
 from collector.window import Window
 

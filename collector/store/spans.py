@@ -9,8 +9,9 @@ from datetime import datetime
 import pandas as pd
 
 from collector.batch import Event, Fact, Reject, Subject
+from collector.clock import from_ms, to_ms
 from collector.errors import ConfigurationError
-from collector.store.catalogue import from_ms, take_seq, to_ms
+from collector.store.catalogue import take_seq
 from collector.window import Window
 
 SUBJECT_COLUMNS = ("kind", "cluster", "node", "gpu", "slice", "object")

@@ -7,6 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from collector.batch import Batch, Event, Severity, Subject, make_rows
+from collector.clock import to_ms
 from collector.schema import NOBODY
 from sample_data.cluster.counters import Increments
 from sample_data.cluster.facts import FactTeller
@@ -102,7 +103,7 @@ class Frames:
         return np.logical_and(observation.running, up)
 
     def _time_ms(self) -> int:
-        return int(self._world.now.timestamp() * 1000)
+        return to_ms(self._world.now)
 
     def _gpu_rows(self, r: Readings, batch: Batch) -> None:
         spec = self._world.spec

@@ -8,7 +8,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from collector.batch import Batch, Event, Fact, Reject, Severity, Subject, make_rows
-from collector.clock import VirtualClock
+from collector.clock import VirtualClock, to_ms
 from collector.conformance import DAY, HOUR, MINUTE, START, at, slice_rows, window
 from collector.errors import ConfigurationError, UnreachableError
 from collector.settings import StoreSettings
@@ -354,7 +354,7 @@ def test_merge_and_retention_stop_at_the_slowest_cursor(lab: Lab) -> None:
 
 def test_the_lock_row_keeps_others_out_until_its_holder_is_gone(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.store.write(slice_rows([0], ["a"], busy_ratio=[0.1]))
-    later = catalogue.to_ms(START + DAY)
+    later = to_ms(START + DAY)
     lab.execute(f"INSERT INTO lock VALUES ('maintenance', 'other', {os.getppid()}, {later})")
     monkeypatch.setattr(maintenance, "_LOCK_PATIENCE_SECONDS", 0.1)
     with pytest.raises(UnreachableError, match="another process"):
@@ -626,8 +626,3 @@ def test_sealed_exponents_stand_in_the_catalogue(lab: Lab) -> None:
     assert exponents == {"busy_ratio": 2, "step_seconds": None}
     frame = lab.store.read("slice", window(0, 9), fields=["busy_ratio", "step_seconds"])
     assert frame[["busy_ratio", "step_seconds"]].to_numpy().tolist() == [[0.25, 1 / 3], [0.5, 2 / 3]]
-
-
-def test_times_are_milliseconds_both_ways() -> None:
-    instant = datetime(2026, 3, 29, 1, 30, 0, 123_000, UTC)
-    assert catalogue.from_ms(catalogue.to_ms(instant)) == instant

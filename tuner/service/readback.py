@@ -7,7 +7,7 @@ from datetime import datetime
 import numpy as np
 
 from collector.batch import Batch, make_rows
-from collector.clock import grid_floor
+from collector.clock import grid_floor, to_ms
 from tuner.model import BackendState
 from tuner.planner.views import QUEUE_KNOB, SHARE_KNOB
 
@@ -17,7 +17,7 @@ def quota_rows(state: BackendState, now: datetime, interval_seconds: float) -> B
 
     vGPU shares come from their own exporter, and a field of a subject has one source.
     """
-    at = int(grid_floor(now, interval_seconds).timestamp() * 1000)
+    at = to_ms(grid_floor(now, interval_seconds))
     batch = Batch()
     slices = [
         (t, s)
