@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator, model_validator
 
@@ -67,16 +67,41 @@ class SourceSettings(Section):
         default_factory=dict, description="what a plug-in of another package asks for; its own page says what"
     )
     bearer_token: SecretStr | None = Field(None, description="sent as Authorization: Bearer; set it by environment")
+    cluster: str = Field("", description="cluster that this source belongs to; empty: that of `[cluster]`")
 
 
 class MappingSettings(Section):
-    """One `[[mapping]]` table: a metric of your own to a field of the schema."""
+    """One `[[mapping]]` table: a metric of your own, or a file that maps a whole exporter (docs/mappings.md)."""
 
-    metric: str = Field(description="the exporter's metric name")
-    measurement: Literal["gpu", "slice"] = Field(description="gpu or slice")
-    field: str = Field(description="field of the schema")
-    scale: float = Field(1.0, description="factor to the base unit")
+    file: str = Field("", description="path of a TOML file that maps a whole exporter; instead of the keys below")
+    metric: str = Field("", description="the exporter's metric name")
+    measurement: Literal["gpu", "slice", "node"] | None = Field(None, description="whose row it goes to")
+    field: str = Field("", description="field of the schema (docs/metrics.md)")
+    unit: str = Field("", description="unit that the exporter writes, such as percent, MiB, mJ or us")
+    scale: float = Field(1.0, description="factor to the base unit, where no unit is given")
     counter: bool = Field(False, description="true for a monotonic counter: its growth is stored")
+    subject: Literal["", "device", "container", "server", "node"] = Field(
+        "",
+        description="what its labels name: a card (device), a container on a card, the scraped server or trainer, "
+        "or the node; empty: as the measurement suggests",
+    )
+    where: tuple[str, ...] = Field(
+        (), description='only series with these labels, such as ["method=decode"]; * stands for any value'
+    )
+    adds_up: tuple[str, ...] = Field((), description="labels whose series add up, such as an engine's number")
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.file and self.metric:
+            raise ValueError(f"a mapping takes `file` or `metric`, got both: {self.file!r} and {self.metric!r}")
+        if not self.file and not (self.metric and self.measurement and self.field):
+            raise ValueError("a mapping needs `metric`, `measurement` and `field`, or `file`")
+        if self.unit and self.scale != 1.0:
+            raise ValueError(f"a mapping takes `unit` or `scale`, got both: {self.unit!r} and {self.scale:g}")
+        wrong = [text for text in self.where if "=" not in text]
+        if wrong:
+            raise ValueError(f"`where`: expected label=value, got {wrong[0]!r}")
+        return self
 
 
 class StoreSettings(Section):

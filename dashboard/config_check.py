@@ -10,9 +10,9 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import SecretStr
 
 from collector.errors import ConfigurationError
+from collector.mappings import mapping_table
 from collector.masking import mask_address
 from collector.plugins import plugin_names
-from collector.schema import MEASUREMENTS
 from collector.window import parse_duration
 from dashboard.config import Loaded, Settings, leaves
 from dashboard.config_errors import Problem, nearest
@@ -66,10 +66,10 @@ def _sources(settings: Settings) -> Iterator[Problem]:
 
 def _mappings(settings: Settings) -> Iterator[Problem]:
     for i, mapping in enumerate(settings.mapping):
-        names = MEASUREMENTS[mapping.measurement].field_names
-        if mapping.field not in names:
-            hint = nearest(mapping.field, names)
-            yield Problem(f"[[mapping]] {i + 1}", f"`{mapping.measurement}` rows have no field `{mapping.field}`{hint}")
+        try:
+            mapping_table((mapping,))
+        except ConfigurationError as error:
+            yield Problem(f"[[mapping]] {i + 1}", str(error).removeprefix("[[mapping]] "))
 
 
 def _calendar(index: int, calendar: CalendarSettings) -> Iterator[Problem]:

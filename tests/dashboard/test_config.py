@@ -201,7 +201,7 @@ def test_a_file_that_is_no_toml(elsewhere: Path, content: bytes, expected: str) 
         ('[[backend]]\nkind = "dryrun"\n', "[[backend]] 1: no backend plug-in `dryrun`"),
         (
             '[[mapping]]\nmetric = "m"\nmeasurement = "slice"\nfield = "step_second"\n',
-            "`slice` rows have no field `step_second`; the nearest known one is `step_seconds`",
+            "got 'step_second'; the nearest is 'step_seconds'",
         ),
         ('[[calendar]]\nname = "x"\nstart = "25:00"\n', "`start`: expected a time such as 08:30, got '25:00'"),
         ('[[calendar]]\nname = "x"\ndays = [7]\n', "`days`: expected weekdays"),
