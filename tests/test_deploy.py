@@ -1,0 +1,128 @@
+"""The shape of deploy/: what Docker Compose would start, and with which rights."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dashboard.config import load_settings
+from tests.conftest import ROOT
+
+DEPLOY = ROOT / "deploy"
+COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+every_service = pytest.mark.parametrize("name", SERVICES)
+
+
+def test_compose_starts_influxdb_2_prometheus_and_trimtab() -> None:
+    assert set(SERVICES) == {"influxdb", "prometheus", "collect", "dashboard"}
+    assert set(COMPOSE["volumes"]) == {"influxdb", "prometheus", "trimtab"}
+
+
+@every_service
+def test_ports_are_published_on_loopback_only(name: str) -> None:
+    service = SERVICES[name]
+    assert "network_mode" not in service
+    assert "expose" not in service
+    for port in service.get("ports", []):
+        assert re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port), port
+
+
+@every_service
+def test_every_service_runs_with_the_least_rights(name: str) -> None:
+    service = SERVICES[name]
+    user = service["user"].split(":")
+    assert all(part.isdigit() and int(part) > 0 for part in user), user
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["pids_limit"] > 0
+    assert service["mem_limit"]
+    assert "privileged" not in service
+    assert "cap_add" not in service
+    for volume in service["volumes"]:
+        source, _, mode = volume.partition(":")
+        assert source in COMPOSE["volumes"] or mode.endswith(":ro"), f"{volume}: a folder of the host is read-only"
+
+
+@every_service
+def test_every_service_has_a_health_check(name: str) -> None:
+    check = SERVICES[name]["healthcheck"]
+    assert check["test"][0] == "CMD"  # no shell: not every image has one
+    assert check["interval"]
+    assert check["timeout"]
+
+
+@every_service
+def test_images_are_pinned_to_a_version(name: str) -> None:
+    assert re.fullmatch(r"[a-z/]+:v?\d+\.\d+\.\d+", SERVICES[name]["image"])
+
+
+@every_service
+def test_secrets_come_from_outside_and_have_no_default(name: str) -> None:
+    for key, value in SERVICES[name].get("environment", {}).items():
+        if re.search("TOKEN|PASSWORD", key):
+            assert re.fullmatch(r"\$\{[A-Z_]+:\?[^}]+\}", value), f"{key} must be required, without a default"
+    example = (DEPLOY / "example.env").read_text()
+    assert all(re.fullmatch(r"(#.*|[A-Z_]+=|)", line) for line in example.splitlines()), "no secret is shipped"
+    assert "/deploy/.env" in (ROOT / ".gitignore").read_text().splitlines()
+
+
+def test_who_waits_for_whom_exists_and_can_be_healthy() -> None:
+    for service in SERVICES.values():
+        for other, how in service.get("depends_on", {}).items():
+            assert "healthcheck" in SERVICES[other]
+            assert how["condition"] in {"service_healthy", "service_started"}
+
+
+def test_the_configuration_in_the_container_is_one_that_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIMTAB_INFLUX__TOKEN", "from-the-environment")
+    settings = load_settings(DEPLOY / "trimtab.toml").settings
+    assert [(source.kind, source.url) for source in settings.source] == [("prometheus", "http://prometheus:9090")]
+    assert settings.influx.url == "http://influxdb:8086"
+    assert settings.influx.token is not None
+    assert settings.influx.token.get_secret_value() == "from-the-environment"
+    start = SERVICES["influxdb"]["environment"]
+    assert settings.influx.org == start["DOCKER_INFLUXDB_INIT_ORG"]
+    assert settings.influx.bucket == start["DOCKER_INFLUXDB_INIT_BUCKET"]
+    (volume,) = (v.partition(":")[2] for v in SERVICES["collect"]["volumes"] if v.startswith("trimtab:"))
+    for path in (settings.store.path, settings.state.path, settings.state.kill_switch, settings.report.folder):
+        assert path.is_relative_to(Path(volume)), f"{path} must lie in the volume, all else is read-only"
+
+
+def test_mounted_files_exist_and_parse() -> None:
+    for service in SERVICES.values():
+        for volume in service["volumes"]:
+            source = volume.partition(":")[0]
+            if source not in COMPOSE["volumes"]:
+                assert (DEPLOY / source).exists(), source
+    scrape = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
+    (pattern,) = scrape[0]["file_sd_configs"][0]["files"]
+    found = list((DEPLOY / "prometheus").glob(pattern.removeprefix("/etc/prometheus/")))
+    assert found
+    for targets in found:
+        assert isinstance(yaml.safe_load(targets.read_text()), list)
+
+
+def test_the_image_is_built_from_the_lock_and_runs_without_rights() -> None:
+    lines = (DEPLOY / "Dockerfile").read_text().splitlines()
+    bases = [line.split()[1] for line in lines if line.startswith("FROM ")]
+    assert bases
+    assert all(re.fullmatch(r"python:\d+\.\d+\.\d+-slim-[a-z]+", base) for base in bases)
+    text = "\n".join(lines)
+    assert "--constraint requirements.lock" in text
+    (user,) = (line.split()[1] for line in lines if line.startswith("USER "))
+    assert user == SERVICES["collect"]["user"] == SERVICES["dashboard"]["user"]
+    uv = re.search(r"^uv==(\S+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+    assert uv is not None
+    assert f"uv=={uv.group(1)} " in text
+    version = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert version is not None
+    assert SERVICES["collect"]["image"] == f"trimtab:{version.group(1)}"
+    allowed = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    assert "*" in allowed  # nothing goes in that is not named: no .env, no var/
+    assert {"!collector", "!analyzer", "!tuner", "!dashboard", "!sample_data"} <= set(allowed)
