@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -91,7 +90,7 @@ class _Memory:
     """What is kept of one target."""
 
     state: TargetState
-    series: list[Series] | None = None
+    series: Sequence[Series] | None = None
     layout: Arrangement | None = None
     places: Ints | None = None
 
@@ -435,7 +434,7 @@ class Assembler:
 
 def _values(live: Sequence[_Live]) -> tuple[Floats, Bools]:
     """Return the values of all targets in the order of their layouts, NaN where one is missing, and which are not."""
-    flat = np.array(list(chain.from_iterable(one.body.values for one in live)), dtype=np.float64)
+    flat = np.concatenate([np.empty(0), *(one.body.values for one in live)])
     if all(one.places is None for one in live):
         return flat, np.ones(len(flat), dtype=bool)
     places: list[Ints] = []
@@ -450,7 +449,7 @@ def _values(live: Sequence[_Live]) -> tuple[Floats, Bools]:
 
 
 def _same_body(one: Exposition, other: Exposition) -> bool:
-    return one.values == other.values and one.series == other.series
+    return one.series == other.series and np.array_equal(one.values, other.values, equal_nan=True)
 
 
 def _read_facts(live: Sequence[_Live], raw: Floats) -> bool:

@@ -241,7 +241,7 @@ def _within(found: Sequence[_Sampled], cursor: list[int], start: datetime, end: 
 
 
 def _scrapes(chosen: Iterable[tuple[_Sampled, int]], at: datetime) -> list[Scrape]:
-    bodies: dict[str, tuple[TargetSettings, Exposition, list[float]]] = {}
+    bodies: dict[str, tuple[TargetSettings, list[Series], list[float], list[float]]] = {}
     down: dict[str, TargetSettings] = {}
     for one, position in chosen:
         value = float(one.values[position])
@@ -252,16 +252,16 @@ def _scrapes(chosen: Iterable[tuple[_Sampled, int]], at: datetime) -> list[Scrap
             continue
         entry = bodies.get(key)
         if entry is None:
-            entry = bodies[key] = (one.target, Exposition(metadata=True), [])
-        entry[1].series.append(one.series)
-        entry[1].values.append(value)
-        entry[2].append(one.times[position])
+            entry = bodies[key] = (one.target, [], [], [])
+        entry[1].append(one.series)
+        entry[2].append(value)
+        entry[3].append(one.times[position])
     scrapes = []
-    for key, (target, body, times) in bodies.items():
+    for key, (target, series, values, times) in bodies.items():
         if key in down:
             continue
         age = max(at.timestamp() - max(times), 0.0)
-        scrapes.append(Scrape(target, body, age_seconds=age))
+        scrapes.append(Scrape(target, Exposition(series, values, metadata=True), age_seconds=age))
     scrapes += [Scrape(target, None, "Prometheus says that it is down") for target in down.values()]
     return sorted(scrapes, key=lambda scrape: scrape.target.url)
 
