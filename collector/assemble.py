@@ -20,6 +20,7 @@ from collector.batch import Batch, Severity, Subject
 from collector.clock import to_ms
 from collector.counters import CounterBook
 from collector.cycle import Numbers, Plan, check_profiles, correct_cards, correct_shares, evaluate, lay_out
+from collector.demand import SchedulerState
 from collector.exposition import Exposition, Series
 from collector.facts import FactBook, describe_cards, describe_pods, describe_slices
 from collector.health import CardWatch, TargetWatch, XidWatch
@@ -40,6 +41,8 @@ from collector.rows import (
     server_pairs,
     slice_matrix,
 )
+from collector.schedulers.board import SchedulerBoard
+from collector.schedulers.pods import merged_kube
 from collector.schema import SLICE, UNKNOWN
 from collector.servers import ServerBoard
 from collector.settings import TargetSettings
@@ -54,6 +57,7 @@ Bools = NDArray[np.bool_]
 SIMULATED_METRIC = "trimtab_simulated"
 
 _PLANS_KEPT = 8
+_NO_BODY = Exposition(metadata=True)  # of a scheduler that answered: no text, and nothing wrong
 
 
 @dataclass(slots=True)
@@ -61,12 +65,22 @@ class Scrape:
     """What one target said in one cycle: a parsed body, or the reason why there is none.
 
     age_seconds: how old the values were at the cycle's instant, where the source knows it.
+    kube, demand: what a scheduler's own interface said instead of a body.
+    denied: parts of it that could not be read, with the reason.
     """
 
     target: TargetSettings
     body: Exposition | None
     error: str = ""
     age_seconds: float = 0.0
+    kube: KubeState | None = None
+    demand: SchedulerState | None = None
+    denied: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def of_scheduler(self) -> bool:
+        """Say whether a scheduler spoke, not an exporter."""
+        return self.kube is not None or self.demand is not None
 
 
 @dataclass(slots=True)
@@ -121,6 +135,7 @@ class Assembler:
         self._plans: dict[tuple[str, ...], tuple[tuple[Arrangement, ...], Plan]] = {}
         self._kube: KubeState | None = None
         self._kube_parts: dict[str, tuple[Exposition, list[tuple[str, Series, float]]]] = {}
+        self._schedulers = SchedulerBoard()
         self._slices = index_slices(Join([], []), context.cluster, {})
         self._said: object = None
         self._layouts: tuple[Arrangement, ...] = ()
@@ -152,7 +167,7 @@ class Assembler:
         changed = self._describe(live)
         plan = self._plan(live)
         raw, came = _values(live)
-        changed |= self._read_kube(live, raw, came) | _read_facts(live, raw)
+        changed |= self._read_kube(scrapes, live, raw, came) | _read_facts(live, raw)
         numbers = evaluate(
             plan, self._world.registry, raw, came, now_ms=now_ms, interval_seconds=self.context.interval_seconds
         )
@@ -176,8 +191,10 @@ class Assembler:
         if self._simulated:
             self._facts.tell(Subject("cluster", self.context.cluster), "simulated", "true", now)
         facts, events, rejects = self._facts.drain()
-        if self._kube is not None:
-            queues, pod_facts, pod_events = read_queues(self._kube, self._queues, self.context, now)
+        if self._kube is not None or self._schedulers.demand is not None:
+            queues, pod_facts, pod_events = read_queues(
+                self._kube, self._schedulers.demand, self._queues, self.context, now
+            )
             if queues is not None:
                 batch.rows["queue"] = queues
             facts += pod_facts
@@ -215,7 +232,10 @@ class Assembler:
             memory = self._targets.get(key)
             if memory is None or (memory.state.target is not scrape.target and memory.state.target != scrape.target):
                 memory = self._targets[key] = _Memory(TargetState(scrape.target, self._world))
-            up = self._target_watch.observe(scrape.target, scrape.body, scrape.error, report)
+            body = _NO_BODY if scrape.of_scheduler else scrape.body
+            up = self._target_watch.observe(scrape.target, body, scrape.error, report)
+            if up and scrape.of_scheduler:
+                self._target_watch.denied(scrape.target, scrape.denied, report)
             if not up or scrape.body is None:
                 continue
             series = scrape.body.series
@@ -276,9 +296,9 @@ class Assembler:
         self._plans[key] = (layouts, plan)
         return plan
 
-    def _read_kube(self, live: Sequence[_Live], raw: Floats, came: Bools) -> bool:
-        """Read kube-state-metrics again where a value or a series changed; say whether it did."""
-        changed = False
+    def _read_kube(self, scrapes: Sequence[Scrape], live: Sequence[_Live], raw: Floats, came: Bools) -> bool:
+        """Read what Kubernetes says again where a value or a series changed; say whether it did."""
+        changed = self._schedulers.take({target_key(one.target): (one.kube, one.demand) for one in scrapes})
         for one in live:
             if not one.layout.kube:
                 changed |= self._kube_parts.pop(one.state.key, None) is not None
@@ -293,7 +313,8 @@ class Assembler:
                 self._kube_parts[one.state.key] = (one.body, samples)
                 changed = True
         if changed:
-            self._kube = read_kube_state(sample for _, part in self._kube_parts.values() for sample in part)
+            told = [read_kube_state(chain.from_iterable(part for _, part in self._kube_parts.values()))]
+            self._kube = merged_kube([*(told if self._kube_parts else []), *self._schedulers.kube])
         return changed
 
     def _present_cards(self, live: Sequence[_Live]) -> list[Card]:

@@ -53,6 +53,7 @@ class _TargetMemory:
     hostnames: frozenset[str] = frozenset()
     uuids: frozenset[str] = frozenset()
     moves: int = 0
+    denied: dict[str, str] = field(default_factory=dict)
 
 
 class TargetWatch:
@@ -114,6 +115,18 @@ class TargetWatch:
                 message = f"{mask_address(target.url)}: its timestamps are {offset:+.0f} s from the collector's clock"
                 report.event(report.target(target), "clock_skew", Severity.WARNING, message)
         memory.skewed = skewed
+
+    def denied(self, target: TargetSettings, parts: Mapping[str, str], report: Report) -> None:
+        """Tell, once, of parts of a source that answer no: a right that is missing, or an error of theirs."""
+        memory = self._targets[target_key(target)]
+        for part, reason in parts.items():
+            if memory.denied.get(part) != reason:
+                message = f"{mask_address(target.url)}: {part} cannot be read: {reason}"
+                report.event(report.target(target), "source_denied", Severity.WARNING, message)
+        for part in memory.denied.keys() - parts.keys():
+            message = f"{mask_address(target.url)}: {part} can be read again"
+            report.event(report.target(target), "source_granted", Severity.INFO, message)
+        memory.denied = dict(parts)
 
     def to_json(self) -> dict[str, Any]:
         """Return what a later start needs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,13 +17,26 @@ _RANDOM = re.compile(rf"^(.+)-(?=[a-z]*\d){_SAFE}{{5}}$")
 _ORDINAL = re.compile(r"^(.+)-(\d+)$")
 _MIG_RESOURCE = re.compile(r"^nvidia_com_mig_(\d+)g_(\d+)gb(?:_.*)?$")
 _CARD_RESOURCES = frozenset(("nvidia_com_gpu", "nvidia_com_gpu_shared", "amd_com_gpu", "volcano_sh_vgpu_number"))
+_WHOLE_RESOURCES = ("nvidia_com_gpu", "nvidia_com_gpu_shared", "amd_com_gpu")
 _WORKLOAD_LABELS = ("label_app_kubernetes_io_name", "label_app", "label_trimtab_workload")
-_POOL_LABELS = ("label_kai_scheduler_queue", "label_kueue_x_k8s_io_queue_name", "label_trimtab_pool", "label_pool")
+_POOL_LABELS = (
+    "label_kai_scheduler_queue",
+    "label_runai_queue",
+    "label_kueue_x_k8s_io_queue_name",
+    "label_volcano_sh_queue_name",
+    "label_trimtab_pool",
+    "label_pool",
+)
+_REPLICAS = "label_nvidia_com_gpu_replicas"
+_COUNT = "label_nvidia_com_gpu_count"
 
 
 @dataclass(slots=True)
 class Pod:
-    """One pod. Times are seconds since the epoch (None: not said); requests are summed over its containers."""
+    """One pod. Times are seconds since the epoch (None: not said); requests are summed over its containers.
+
+    fraction_cards, fraction, fraction_memory_bytes: what annotations ask for instead: parts of so many cards.
+    """
 
     namespace: str
     name: str
@@ -40,6 +54,9 @@ class Pod:
     requests: dict[str, float] = field(default_factory=dict)
     gpu_containers: list[str] = field(default_factory=list)
     out_of_memory: set[str] = field(default_factory=set)
+    fraction_cards: float = 0.0
+    fraction: float | None = None
+    fraction_memory_bytes: float | None = None
 
     @property
     def key(self) -> str:
@@ -59,7 +76,7 @@ class Pod:
     @property
     def wants_gpu(self) -> bool:
         """Say whether it asks for any card or part of one."""
-        return any(is_gpu_resource(resource) for resource in self.requests)
+        return self.fraction_cards > 0 or any(is_gpu_resource(name) and n > 0 for name, n in self.requests.items())
 
     @property
     def pool(self) -> str:
@@ -69,17 +86,38 @@ class Pod:
 
 @dataclass(slots=True)
 class KubeState:
-    """Everything that one scrape of kube-state-metrics said."""
+    """Everything that Kubernetes said of pods and nodes, through kube-state-metrics or its own API."""
 
     pods: dict[str, Pod] = field(default_factory=dict)
     replicaset_owner: dict[tuple[str, str], str] = field(default_factory=dict)
     allocatable: dict[str, dict[str, float]] = field(default_factory=dict)
+    capacity: dict[str, dict[str, float]] = field(default_factory=dict)
     node_labels: dict[str, dict[str, str]] = field(default_factory=dict)
     gpu_quota: dict[str, float] = field(default_factory=dict)  # namespace -> cards
+    kueue: dict[str, dict[str, float]] = field(default_factory=dict)  # cluster queue -> pending, quota, reserved
 
     def sharing_strategy(self, node: str) -> str:
         """Return what the node's label says of sharing: `mps`, `time-slicing`, or an empty text."""
         return self.node_labels.get(node, {}).get("label_nvidia_com_gpu_sharing_strategy", "")
+
+    def cards_of(self, node: str) -> float:
+        """Return how many physical cards the scheduler counts on a node; NaN where it does not tell.
+
+        The label of GPU feature discovery counts them; else capacity does, of which time slicing makes so many units
+        of each card. Allocatable alone would shrink with each card that is sick.
+        """
+        labels = self.node_labels.get(node, {})
+        count = labels.get(_COUNT, "")
+        if count.isdigit():
+            return float(count)
+        resources = self.capacity.get(node) or self.allocatable.get(node, {})
+        if any(mig_profile(name) for name, value in resources.items() if value > 0):
+            return math.nan  # instances, of how many cards is not said
+        units = [resources[name] for name in _WHOLE_RESOURCES if name in resources]
+        if not units:
+            return math.nan
+        replicas = labels.get(_REPLICAS, "")
+        return sum(units) / max(int(replicas), 1) if replicas.isdigit() else sum(units)
 
     def workload(self, namespace: str, name: str) -> str:
         """Return the workload of a pod: a label first, then its owner, then its name without hashes."""
@@ -142,11 +180,24 @@ def read_kube_state(samples: Iterable[tuple[str, Series, float]]) -> KubeState:
         elif name == "node_allocatable":
             node = state.allocatable.setdefault(_node(labels), {})
             node[labels.get("resource", "")] = value
+        elif name == "node_capacity":
+            node = state.capacity.setdefault(_node(labels), {})
+            node[labels.get("resource", "")] = value
         elif name == "node_labels":
             state.node_labels[_node(labels)] = dict(labels)
+        elif name.startswith("kueue_"):
+            _read_kueue(state, name.removeprefix("kueue_"), labels, value)
         elif name == "quota" and labels.get("type") == "hard" and labels.get("resource") == "requests.nvidia.com/gpu":
             state.gpu_quota[labels.get("namespace", "")] = value
     return state
+
+
+def _read_kueue(state: KubeState, what: str, labels: Mapping[str, str], value: float) -> None:
+    """Add up a cluster queue's numbers over its flavors, of cards alone; those that wait over both their states."""
+    if what != "pending" and not is_gpu_resource(labels.get("resource", "").replace(".", "_").replace("/", "_")):
+        return
+    queue = state.kueue.setdefault(labels.get("cluster_queue", ""), {})
+    queue[what] = queue.get(what, 0.0) + value
 
 
 def _node(labels: Mapping[str, str]) -> str:
@@ -209,6 +260,12 @@ def _read_labels(pod: Pod, labels: dict[str, str], _value: float) -> None:
 def _read_annotations(pod: Pod, labels: dict[str, str], _value: float) -> None:
     prefix = "annotation_trimtab_"
     pod.annotations = {name[len(prefix) :]: text for name, text in labels.items() if name.startswith(prefix) and text}
+    try:
+        share = float(labels.get("annotation_gpu_fraction", ""))
+    except ValueError:
+        return
+    if 0 < share <= 1:
+        pod.fraction_cards, pod.fraction = 1.0, share
 
 
 def _read_terminated(pod: Pod, labels: dict[str, str], value: float) -> None:

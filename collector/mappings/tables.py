@@ -34,7 +34,11 @@ KUBE_FIELDS = frozenset(
         "pod_terminated_reason",
         "replicaset_owner",
         "node_allocatable",
+        "node_capacity",
         "node_labels",
+        "kueue_pending",
+        "kueue_quota",
+        "kueue_reserved",
         "quota",
     )
 )

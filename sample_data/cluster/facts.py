@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 
 from collector.batch import Fact, Provenance, Subject
 from collector.declarations import promises_in
+from collector.demand import GpuRequest
 from collector.kube import Pod
-from collector.queues import GpuRequest, gpu_request
+from collector.queues import gpu_request
 from collector.schema import NOBODY, UNKNOWN
 from sample_data.cluster.exporters.dcgm import driver_version, generation_of
 from sample_data.cluster.pods import PodView, listed_pods, sharing_strategy
