@@ -313,7 +313,7 @@ class Assembler:
                 self._kube_parts[one.state.key] = (one.body, samples)
                 changed = True
         if changed:
-            told = [read_kube_state(chain.from_iterable(part for _, part in self._kube_parts.values()))]
+            told = [read_kube_state(sample for _, part in self._kube_parts.values() for sample in part)]
             self._kube = merged_kube([*(told if self._kube_parts else []), *self._schedulers.kube])
         return changed
 

@@ -176,13 +176,13 @@ def test_a_right_that_is_missing_costs_only_its_part(api: Api, polled: Polled) -
 
 
 def test_a_token_that_is_not_accepted_is_a_target_that_is_down(api: Api) -> None:
-    settings = SourceSettings(kind="kubernetes", url=api.url, bearer_token="wrong")
+    settings = SourceSettings(kind="kubernetes", url=api.url, bearer_token=f"not-{TOKEN}")
     source = KubernetesSource(settings, SourceContext(cluster="test"))
     batch = source.poll(START)
     assert [(e.code, e.message) for e in batch.events] == [
         ("target_down", f"{api.url}: HTTP 401: the token is not accepted")
     ]
-    assert "wrong" not in str(batch)
+    assert TOKEN not in str(batch)
     source.close()
 
 

@@ -1,4 +1,4 @@
-"""Slurm's jobs and nodes: texts as squeue and sinfo 22.05 print them, JSON of old and new, a command that misbehaves."""
+"""Slurm: texts as squeue and sinfo 22.05 print them, JSON of old and new, commands that misbehave."""
 
 from __future__ import annotations
 
