@@ -169,7 +169,13 @@ class Assembler:
         raw, came = _values(live)
         changed |= self._read_kube(scrapes, live, raw, came) | _read_facts(live, raw)
         numbers = evaluate(
-            plan, self._world.registry, raw, came, now_ms=now_ms, interval_seconds=self.context.interval_seconds
+            plan,
+            self._world.registry,
+            raw,
+            came,
+            now_ms=now_ms,
+            interval_seconds=self.context.interval_seconds,
+            reasons=_reasons(live),
         )
         self._report_samples(numbers, report)
         cards = self._present_cards(live)
@@ -443,6 +449,8 @@ class Assembler:
         if kind == "server":
             return Subject("pod", cluster, object=f"{key[1]}/{key[2]}" if key[2] else key[4])
         node = self._world.cards[key[1]].node
+        if kind == "process":
+            return Subject("slice", cluster, node, key[1], key[2])
         if kind == "gpu":
             return Subject("gpu", cluster, node, key[1])
         if kind == "instance":
@@ -467,6 +475,15 @@ def _values(live: Sequence[_Live]) -> tuple[Floats, Bools]:
     index = np.concatenate(places)
     raw[index], came[index] = flat, True
     return raw, came
+
+
+def _reasons(live: Sequence[_Live]) -> dict[int, str]:
+    """Return why values are invalid, by their position among those of all targets."""
+    return {
+        one.offset + (index if one.places is None else int(one.places[index])): reason
+        for one in live
+        for index, reason in one.body.reasons.items()
+    }
 
 
 def _same_body(one: Exposition, other: Exposition) -> bool:

@@ -151,7 +151,14 @@ def lay_out(
 
 
 def evaluate(
-    plan: Plan, registry: Registry, raw: Floats, came: Bools, *, now_ms: int, interval_seconds: float
+    plan: Plan,
+    registry: Registry,
+    raw: Floats,
+    came: Bools,
+    *,
+    now_ms: int,
+    interval_seconds: float,
+    reasons: Mapping[int, str] | None = None,
 ) -> Numbers:
     """Return the numbers of one cycle; counters move on.
 
@@ -162,6 +169,7 @@ def evaluate(
         came: which series have one.
         now_ms: the cycle's instant.
         interval_seconds: over a gap of more than two intervals rates and energy are NaN.
+        reasons: position in `raw` -> why it is invalid, where the source itself said so.
     """
     table, used = plan.tables, plan.channels
     value = raw[plan.samples]
@@ -169,7 +177,7 @@ def evaluate(
     if len(plan.masked):
         value[plan.masked] = _bits(value[plan.masked], table.mask[channel[plan.masked]])
     there = came[plan.samples]
-    valid, invalid, dead = _judge(plan, value, channel, there)
+    valid, invalid, dead = _judge(plan, value, channel, there, reasons or {})
     clamp = table.clamp[channel]
     over = valid & (value > clamp)
     if over.any():
@@ -196,7 +204,7 @@ def evaluate(
 
 
 def _judge(
-    plan: Plan, value: Floats, channel: Ints, there: Bools
+    plan: Plan, value: Floats, channel: Ints, there: Bools, reasons: Mapping[int, str]
 ) -> tuple[Bools, list[tuple[int, str]], dict[int, int]]:
     """Return which samples are valid, (channel, reason) of those that are not, and cards whose scrape is zero."""
     table = plan.tables
@@ -218,6 +226,8 @@ def _judge(
     invalid = []
     for n in bad:
         reason = "blank" if blank[n] else "not_a_number" if np.isnan(value[n]) else "out_of_range"
+        if reasons:
+            reason = reasons.get(int(plan.samples[n]), reason)
         invalid.append((int(channel[n]), reason))
     return valid, invalid, dead
 

@@ -57,12 +57,14 @@ class Exposition:
 
     series, values: parallel, in the order of the text; values as written (NaN and infinities included).
     stamps_ms: index -> explicit timestamp in milliseconds, for the few samples that carry one.
+    reasons: index -> why a sample (then NaN) is invalid, where its source says so.
     metadata: some `# HELP`, `# TYPE` or `# EOF` was there (a scrape without samples is then one without devices).
     """
 
     series: Sequence[Series] = field(default_factory=list)
     values: Sequence[float] | Floats = field(default_factory=list)
     stamps_ms: dict[int, float] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
     rejects: list[LineReject] = field(default_factory=list)
     metadata: bool = False
 

@@ -104,7 +104,8 @@ def join_slices(claims: Claims) -> Join:
     kube = claims.kube
     by_card: dict[str, list[Holder]] = {}
     for said_holder in claims.holders:
-        holder = said_holder if said_holder.namespace or kube is None else _with_namespace(said_holder, kube)
+        named = bool(said_holder.namespace or said_holder.process)
+        holder = said_holder if named or kube is None else _with_namespace(said_holder, kube)
         pod = kube.pods.get(f"{holder.namespace}/{holder.pod}") if kube else None
         if pod is None or not pod.ended:
             by_card.setdefault(holder.uuid, []).append(holder)
@@ -127,14 +128,15 @@ def join_slices(claims: Claims) -> Join:
         if layered:
             slices += _shares(card, layered, "vgpu", places, claims)
             continue
-        pods = {(holder.namespace, holder.pod) for holder in said}
+        pods = {_who(holder) for holder in said}
         strategy = kube.sharing_strategy(card.node) if kube else ""
         shared = len(pods) > 1 or any(holder.shared for holder in said)
         if shared:
-            kind = "mps" if strategy == "mps" else "timeslice"
+            sharing = {holder.sharing for holder in said} - {""}
+            kind = "mps" if strategy == "mps" or "mps" in sharing else "timeslice"
             shares = _shares(card, said, kind, places, claims)
             for share in shares:
-                share.estimated_kind = not strategy
+                share.estimated_kind = not (strategy or sharing)
             slices += shares
         elif strategy in ("mps", "time-slicing"):
             continue  # the one name is one of several that the exporter does not tell apart
@@ -155,7 +157,7 @@ def _instance(card: Card, instance: str, said: Sequence[Holder], claims: Claims)
     mine = [holder for holder in said if holder.instance == instance]
     result = SliceRow(card, f"gi{instance}", "mig", NOBODY, NOBODY, base=row, instance=instance)
     result.profile = card.instances.get(instance, "")
-    pods = {(holder.namespace, holder.pod) for holder in mine}
+    pods = {_who(holder) for holder in mine}
     if len(pods) == 1:
         _give(result, mine[0], claims)
     elif pods or card.uuid not in claims.holders_known:
@@ -180,14 +182,15 @@ def _shares(
     places: Mapping[tuple[str, str, str, str], int],
     claims: Claims,
 ) -> list[SliceRow]:
-    found: dict[tuple[str, str, str], SliceRow] = {}
+    found: dict[tuple[str, ...], SliceRow] = {}
     for holder in sorted(said, key=lambda holder: holder.origin == "allocation"):
         container = _container_name(holder, found, claims.kube)
-        key = (holder.namespace, holder.pod, container)
+        names = (holder.namespace, holder.pod, container)
+        key = (holder.process,) if holder.process else names
         share = found.get(key)
         if share is None:
-            place = int(holder.place) if holder.place.isdigit() else places.get((*key, card.uuid), 0)
-            name = f"{holder.namespace or UNKNOWN}/{holder.pod}/{container}/{place}"
+            place = int(holder.place) if holder.place.isdigit() else places.get((*names, card.uuid), 0)
+            name = holder.process or f"{holder.namespace or UNKNOWN}/{holder.pod}/{container}/{place}"
             share = found[key] = SliceRow(card, name, kind, UNKNOWN, UNKNOWN, place=place)
             _give(share, holder, claims)
             share.container = container
@@ -198,11 +201,11 @@ def _shares(
     return list(found.values())
 
 
-def _container_name(holder: Holder, found: Mapping[tuple[str, str, str], SliceRow], kube: KubeState | None) -> str:
+def _container_name(holder: Holder, found: Mapping[tuple[str, ...], SliceRow], kube: KubeState | None) -> str:
     """Return the container's name; an allocation knows only its index among the pod's containers."""
     if holder.origin != "allocation":
         return holder.container
-    known = [container for namespace, pod, container in found if (namespace, pod) == (holder.namespace, holder.pod)]
+    known = [names[2] for names in found if names[:2] == (holder.namespace, holder.pod)]
     if len(known) == 1:
         return known[0]
     pod = kube.pods.get(f"{holder.namespace}/{holder.pod}") if kube else None
@@ -211,10 +214,16 @@ def _container_name(holder: Holder, found: Mapping[tuple[str, str, str], SliceRo
     return holder.container or UNKNOWN
 
 
+def _who(holder: Holder) -> tuple[str, ...]:
+    return (holder.process,) if holder.process else (holder.namespace, holder.pod)
+
+
 def _give(share: SliceRow, holder: Holder, claims: Claims) -> None:
-    kube, context = claims.kube, claims.context
-    share.namespace, share.pod, share.container = holder.namespace, holder.pod, holder.container
+    kube, context = None if holder.process else claims.kube, claims.context
     share.tenant, share.workload, share.waiting = owner_of(holder.namespace, holder.pod, kube, context)
+    if holder.process:
+        return  # the names are those of a user's table: no pod of Kubernetes
+    share.namespace, share.pod, share.container = holder.namespace, holder.pod, holder.container
     pod = kube.pods.get(share.pod_key) if kube else None
     share.ordinal = replica_ordinal(pod, holder.pod)
 

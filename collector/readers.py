@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 from collector.exposition import Series
@@ -41,6 +42,8 @@ SUMMED_OVER_INSTANCES = _COMPUTE_RATIOS | {"dram_active_ratio", "memory_used_byt
 _DESCRIBED = (
     ("driver_version", "DCGM_FI_DRIVER_VERSION"),
     ("driver_version", "driver_version"),
+    ("cuda_version", "cuda_version"),
+    ("architecture", "architecture"),
     ("pci_bus_id", "pci_bus_id"),
     ("serial", "DCGM_FI_DEV_SERIAL"),
 )
@@ -65,6 +68,7 @@ class SeriesReader:
             "allocation": self._allocation,
             "server": self._server,
             "kube": self._kube,
+            "process": self._process,
         }
 
     def slot(self, series: Series) -> Slot:
@@ -98,9 +102,13 @@ class SeriesReader:
         slot.profile = labels.get("GPU_I_PROFILE", "") if instance else ""
         namespace, pod, container = _holder_names(labels, exporter)
         labelled = bool(pod) and not instance
-        if pod:
+        process = labels.get("process", "")
+        if pod or process:
             said = Holder(uuid, instance, namespace, pod, container, "device", "vgpu" in labels, node=node)
+            if process or "sharing" in labels:
+                said = replace(said, process=process, sharing=labels.get("sharing", ""))
             slot.holder = world.holder(said)
+        slot.tells_holders = labels.get("holders") == "known"
         if metric.measurement == "event":
             text = labels.get("err_msg", "")
             slot.xid = XidReading(uuid, instance, metric.nature, labels.get("xid", ""), text)
@@ -185,6 +193,20 @@ class SeriesReader:
         self._world.card(uuid, node, exporter.preference, assumed=False)
         said = Holder(uuid, "", namespace, pod, container, "allocation", row=row, node=node)
         slot.holder = self._world.holder(said)
+        self._simple_part(mapped, slot, row)
+
+    def _process(self, series: Series, mapped: MappedMetric, slot: Slot) -> None:
+        """Read what the processes of a container, or one process outside of containers, do on a card."""
+        labels, exporter = series.labels, mapped.exporter
+        uuid, process = pick(labels, exporter.uuid), labels.get("process", "")
+        namespace, pod, container = _holder_names(labels, exporter)
+        key = ("process", uuid, process) if process else ("container", uuid, namespace, pod, container)
+        row = self._world.registry.row(key)
+        node = self._node(labels, exporter)
+        self._world.card(uuid, node, exporter.preference, assumed=False)
+        sharing = labels.get("sharing", "")
+        said = Holder(uuid, "", namespace, pod, container, "process", bool(sharing), row=row, node=node)
+        slot.holder = self._world.holder(replace(said, process=process, sharing=sharing))
         self._simple_part(mapped, slot, row)
 
     def _simple_part(self, mapped: MappedMetric, slot: Slot, row: int) -> None:

@@ -52,10 +52,25 @@ class TargetSettings(Section):
         raise ValueError(f"expected an address or a table with `url`, got {value!r}")
 
 
-class SourceSettings(Section):
-    """One `[[source]]` table: exporters to scrape, or a Prometheus to ask."""
+class HolderSettings(Section):
+    """One `[[source.holders]]` table of an nvml source: whose a process is that no pod holds. The first match counts.
 
-    kind: str = Field("scrape", description="plug-in name: scrape, prometheus, or one found by entry point")
+    With `container` its processes are one slice, as a pod's container is; without, each process is a slice of its own.
+    """
+
+    container_id: str = Field("", description="beginning of the container's id (64 hexadecimal digits); empty: any")
+    cgroup: str = Field("*", description="glob on a path in /proc/PID/cgroup, such as */slurm/uid_1000/*")
+    user: str = Field("*", description="glob on the user that the process runs as")
+    command: str = Field("*", description="glob on the command line")
+    namespace: str = Field("", description="namespace or project: its tenant pays")
+    pod: str = Field("", description="name of the pod, the job or the service: its workload")
+    container: str = Field("", description="name of the container")
+
+
+class SourceSettings(Section):
+    """One `[[source]]` table: exporters to scrape, a Prometheus to ask, or this host's driver."""
+
+    kind: str = Field("scrape", description="plug-in name: scrape, prometheus, nvml, or one found by entry point")
     name: str = Field("", description="a name for logs and doctor; the kind when empty")
     targets: tuple[TargetSettings, ...] = Field(
         (),
@@ -68,6 +83,10 @@ class SourceSettings(Section):
     )
     bearer_token: SecretStr | None = Field(None, description="sent as Authorization: Bearer; set it by environment")
     cluster: str = Field("", description="cluster that this source belongs to; empty: that of `[cluster]`")
+    node: str = Field("", description="nvml: name of this host in rows, as Kubernetes has it; empty: the host name")
+    library: Path | None = Field(None, description="nvml: file libnvidia-ml.so.1; empty: found by the loader")
+    host_root: Path = Field(Path("/"), description="nvml: where the host's /proc, /var/log and /var/lib are mounted")
+    holders: tuple[HolderSettings, ...] = Field((), description="nvml: whose processes are that no pod holds")
 
 
 class MappingSettings(Section):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 from collector.gpu_models import SliceShare, gpu_model, slice_share
 from collector.layout import NOWHERE, Registry
@@ -36,11 +36,13 @@ class Holder:
     namespace: str
     pod: str
     container: str
-    origin: str  # device, container (a vGPU layer's monitor) or allocation (its scheduler)
+    origin: str  # device, container (a vGPU layer's monitor), allocation (its scheduler) or process (the driver's list)
     shared: bool = True  # one of several by the exporter's own word
     place: str = ""
     row: int = NOWHERE
     node: str = ""
+    process: str = ""  # `<host>/<pid>.<start>` of one that no container holds
+    sharing: str = ""  # mps or timeslice, where the driver or the kubelet says so
 
 
 @dataclass(slots=True)
@@ -94,6 +96,7 @@ class Slot:
     instance: str = ""
     profile: str = ""
     described: tuple[tuple[str, str], ...] = ()  # facts of the card that the labels tell
+    tells_holders: bool = False  # its target knows all holders, hence that a card without one is held by nobody
 
 
 @dataclass(slots=True)
@@ -127,8 +130,7 @@ class World:
 
     def holder(self, holder: Holder) -> Holder:
         """Return the one object for this holder."""
-        names = (holder.uuid, holder.instance, holder.namespace, holder.pod, holder.container, holder.origin)
-        return self._holders.setdefault((*names, holder.shared, holder.place, holder.row, holder.node), holder)
+        return self._holders.setdefault(astuple(holder), holder)
 
     def metric_number(self, mapped: MappedMetric) -> int:
         """Return a number for a row of the mapping table, in the order of first use of its exporter."""

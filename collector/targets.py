@@ -144,6 +144,7 @@ def _words(slot: Slot) -> tuple[Word, ...]:
         ("server", slot.server),
         ("instance", slot.uuid, slot.instance, slot.profile),
         ("holder", slot.holder),
+        ("holders", slot.tells_holders),
     ]
     if slot.reject:
         words.append(("refused", id(slot)))
@@ -217,7 +218,9 @@ def _collect(result: Arrangement, slots: Sequence[Slot]) -> None:
     result.facts = [(index, slot.fact) for index, slot in enumerate(slots) if slot.fact is not None]
     result.kube = [(index, slot.kube) for index, slot in enumerate(slots) if slot.kube]
     result.holders = list(dict.fromkeys(slot.holder for slot in slots if slot.holder is not None))
-    result.holders_known = any(holder.origin == "device" for holder in result.holders)
+    result.holders_known = any(holder.origin == "device" for holder in result.holders) or any(
+        slot.tells_holders for slot in slots
+    )
     result.servers = sorted({slot.server for slot in slots} - {NOWHERE})
     result.uuids = frozenset({slot.uuid for slot in slots} - {""})
     result.hostnames = frozenset({slot.hostname for slot in slots} - {""})

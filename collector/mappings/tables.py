@@ -14,8 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from collector.schema import MEASUREMENTS
 from collector.units import UNITS, factor, fits, nearest
 
-Subject = Literal["device", "container", "allocation", "server", "node", "kube"]
-Nature = Literal["gauge", "counter", "mean", "histogram", "summary", "bits", "xid", "xid_total", "xid_window", "info"]
+Subject = Literal["device", "container", "allocation", "server", "node", "kube", "process"]
+Nature = Literal[
+    "gauge", "counter", "mean", "histogram", "summary", "bits", "xid", "xid_total", "xid_window", "xid_new", "info"
+]
 
 # What the assembler understands beside the schema's own fields.
 LATENCY = "latency"

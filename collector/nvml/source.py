@@ -1,0 +1,273 @@
+"""The source `nvml`: this host's cards read through the driver's library, cycle by cycle."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import pynvml
+
+from collector.assemble import Assembler, Scrape
+from collector.batch import Batch
+from collector.clock import grid_floor
+from collector.errors import UnreachableError
+from collector.nvml.binding import Answer, DriverGoneError, Library, LostCardError, ask
+from collector.nvml.body import Body, Labels, SeriesBook
+from collector.nvml.cards import Identity, identify, mig_is_on, mig_profile, read_card, read_memory, read_pcie_samples
+from collector.nvml.gpm import METRICS, OF_INSTANCES, GpmPairs, Key
+from collector.nvml.holders import Grant, HolderFinder, Owner
+from collector.nvml.processes import ProcessReader, add_up, list_processes
+from collector.nvml.xids import XidListener
+from collector.plugins import SourceContext
+from collector.protocols import SourceDescription
+from collector.settings import SourceSettings, TargetSettings
+
+
+class NvmlSource:
+    """Reads cards, MIG instances and processes of this host.
+
+    Args:
+        settings: the `[[source]]` table: library, node, host_root, holders.
+        context: cluster, interval, declarations.
+    """
+
+    def __init__(self, settings: SourceSettings, context: SourceContext) -> None:
+        self._settings = settings
+        self._context = context
+        self._node = settings.node or socket.gethostname()
+        self._target = TargetSettings(url=f"nvml://{self._node}", node=self._node)
+        self._library = Library(settings.library)
+        self._finder = HolderFinder(settings.host_root, self._node, settings.holders)
+        self._book = SeriesBook()
+        self._gpm = GpmPairs()
+        self._xids = XidListener()
+        self._processes = ProcessReader()
+        self._uuids: dict[int, str] = {}
+        self._answered = False
+        self.assembler = Assembler(context)
+
+    def poll(self, now: datetime) -> Batch:
+        """Make rows of what the driver says now, as `gather` reads it.
+
+        Raises:
+            UnreachableError: there is no driver.
+        """
+        return self.assembler.assemble(grid_floor(now, self._context.interval_seconds), self.gather(now))
+
+    def gather(self, now: datetime) -> list[Scrape]:  # noqa: ARG002  the driver knows only the present
+        """Read all cards. A driver that was there before and is gone is a target that is down.
+
+        Raises:
+            UnreachableError: there is no driver, and there never was one since the start.
+        """
+        try:
+            body = self._read()
+        except UnreachableError as error:
+            if not self._answered:
+                raise
+            return [Scrape(self._target, None, str(error))]
+        self._answered = True
+        return [Scrape(self._target, body.exposition())]
+
+    def backfill(self, start: datetime, end: datetime) -> Iterator[Batch]:  # noqa: ARG002  it has no past
+        """Yield nothing: the driver keeps no past."""
+        return iter(())
+
+    def describe(self) -> SourceDescription:
+        """Say what this source is."""
+        return SourceDescription(
+            kind="nvml",
+            name=self._settings.name or self._settings.kind,
+            targets=(self._target.url,),
+            interval_seconds=self._context.interval_seconds,
+        )
+
+    def close(self) -> None:
+        """Stop listening and shut the library down."""
+        self._xids.close()
+        self._gpm.close()
+        self._library.stop()
+
+    def _read(self) -> Body:
+        """Read once; where the driver was unloaded or reloaded meanwhile, start the library anew and read again."""
+        self._library.start()
+        try:
+            return self._read_host()
+        except DriverGoneError:
+            self.close()
+            self._library.start()
+        try:
+            return self._read_host()
+        except DriverGoneError as error:
+            self.close()
+            raise UnreachableError(
+                f"nvml: expected a driver that answers, got {error}; is it being reloaded?"
+            ) from error
+
+    def _read_host(self) -> Body:
+        body = Body(self._book)
+        count = ask(pynvml.nvmlDeviceGetCount)
+        if count.value is None:
+            raise UnreachableError(f"nvml: expected the number of cards, got {count.reason or 'no answer'}")
+        facts, grants = _versions(), self._finder.grants()
+        cards: dict[str, Any] = {}
+        gpm_keys: list[Key] = []
+        pids: set[int] = set()
+        for index in range(count.value):
+            place = body.place()
+            try:
+                found = identify(index)
+                if found.value is None:
+                    body.reject(f"card {index}: {found.reason}", "")
+                    continue
+                card = found.value
+                read_card(card, body, facts)
+                if mig_is_on(card.handle):
+                    keys, own = self._read_instances(card, body, grants)
+                else:
+                    keys, own = self._read_whole(card, body, grants)
+            except LostCardError as error:
+                body.cut(place)
+                body.reject(f"{self._uuids.get(index, f'card {index}')}: {error}", "")
+                continue
+            self._uuids[index] = card.uuid
+            cards[card.uuid] = card.handle
+            gpm_keys += keys
+            pids |= own
+        self._gpm.keep_only(gpm_keys)
+        self._finder.forget_all_but(pids)
+        self._read_xids(cards, body)
+        self._book.forget_all_but(body.series)
+        return body
+
+    def _read_whole(self, card: Identity, body: Body, grants: list[Grant] | None) -> tuple[list[Key], set[int]]:
+        """Add profiling, holders and processes of a card that is not cut."""
+        keys: list[Key] = []
+        profiled: dict[str, Answer[float]] = {}
+        if self._gpm.supports(card.uuid, card.handle):
+            keys.append((card.uuid, -1))
+            profiled = self._gpm.read(keys[0], lambda sample: pynvml.nvmlGpmSampleGet(card.handle, sample), METRICS)
+            for name, answer in profiled.items():
+                body.add(name, card.labels, answer)
+        if not _tells_pcie(body, card) and not keys:
+            read_pcie_samples(card, body)
+        granted = [grant for grant in grants or () if grant.device == card.uuid]
+        shared = any(grant.shared for grant in granted)
+        for grant in granted:
+            vgpu = {"vgpu": ""} if grant.shared else {}
+            body.add("nvml_holder", {**card.labels, **_names(grant.owner), **vgpu}, 1.0)
+        processes = self._processes.read(card.uuid, card.handle)
+        self._say_who_knows(card, body, known=grants is not None or processes.value is not None)
+        if processes.reason:
+            body.reject(f"{card.uuid}: processes: {processes.reason}", "")
+        if processes.value is None:
+            return keys, set()
+        pids = [process.pid for process in processes.value]
+        for owner, use in add_up(processes.value, self._owners(pids, body)).items():
+            labels = {"UUID": card.uuid, **_names(owner)}
+            if use.mps or shared:
+                labels["sharing"] = "mps" if use.mps else "timeslice"
+            for name in ("busy", "encoder", "decoder"):
+                body.add(f"nvml_process_{name}_percent", labels, Answer(getattr(use, name)))
+            body.add("nvml_process_memory_bytes", labels, Answer(use.memory))
+        return keys, set(pids)
+
+    def _read_instances(self, card: Identity, body: Body, grants: list[Grant] | None) -> tuple[list[Key], set[int]]:
+        """Add memory, profiling and holders of each GPU instance. Several compute instances share its memory."""
+        keys: list[Key] = []
+        pids: set[int] = set()
+        supported = self._gpm.supports(card.uuid, card.handle)
+        known = grants is not None
+        for handle in _instances(card.handle):
+            number = ask(pynvml.nvmlDeviceGetGpuInstanceId, handle).value
+            if number is None:
+                continue
+            profile = mig_profile(ask(pynvml.nvmlDeviceGetName, handle).value or "")
+            labels = {**card.labels, "GPU_I_ID": str(number), "GPU_I_PROFILE": profile}
+            processes = list_processes(handle)
+            known |= processes.value is not None
+            own = [process.pid for process in processes.value or ()]
+            pids.update(own)
+            owners = set(self._owners(own, body).values())
+            uuid = ask(pynvml.nvmlDeviceGetUUID, handle).value
+            owners |= {grant.owner for grant in grants or () if grant.device == uuid}
+            for owner in sorted(owners):
+                body.add("nvml_holder", {**labels, **_names(owner)}, 1.0)
+            if (card.uuid, number) in keys:
+                continue
+            read_memory(handle, labels, body, whole=False)
+            keys.append((card.uuid, number))
+            if supported:
+                self._read_instance_gpm(card, number, labels, body)
+        self._say_who_knows(card, body, known=known)
+        return keys, pids
+
+    def _read_instance_gpm(self, card: Identity, number: int, labels: Labels, body: Body) -> None:
+        def take(sample: Any) -> Any:
+            return pynvml.nvmlGpmMigSampleGet(card.handle, number, sample)
+
+        for name, answer in self._gpm.read((card.uuid, number), take, OF_INSTANCES).items():
+            body.add(name, labels, answer)
+
+    def _owners(self, pids: list[int], body: Body) -> dict[int, Owner]:
+        """Return the owners of processes; one that is not to be seen here is counted."""
+        owners: dict[int, Owner] = {}
+        for pid in pids:
+            try:
+                owner = self._finder.owner(pid)
+            except ProcessLookupError:
+                body.reject("process not seen here: the collector needs the host's PID namespace (hostPID)", str(pid))
+                continue
+            if owner is not None:
+                owners[pid] = owner
+        return owners
+
+    def _say_who_knows(self, card: Identity, body: Body, *, known: bool) -> None:
+        if known:
+            body.add("nvml_holder", {**card.labels, "holders": "known"}, 1.0)
+
+    def _read_xids(self, cards: dict[str, Any], body: Body) -> None:
+        for uuid, reason in self._xids.listen(cards).items():
+            body.reject(f"{uuid}: XID events: {reason}", "")
+        for xid, count in sorted(self._xids.pick_up().items()):
+            labels = {"UUID": xid.uuid, "xid": str(xid.code)}
+            if xid.instance:
+                labels["GPU_I_ID"] = xid.instance
+            body.add("nvml_xid_new", labels, float(count))
+
+
+def _versions() -> dict[str, str]:
+    """Return what holds for the whole host: the driver's version, and the newest CUDA that it carries."""
+    driver = ask(pynvml.nvmlSystemGetDriverVersion).value
+    cuda = ask(pynvml.nvmlSystemGetCudaDriverVersion_v2).value
+    said = {"driver_version": driver or ""}
+    if cuda is not None:
+        said["cuda_version"] = f"{cuda // 1000}.{cuda % 1000 // 10}"
+    return {name: text for name, text in said.items() if text}
+
+
+def _instances(handle: Any) -> Iterator[Any]:
+    """Yield handles of all MIG devices; places in between may be empty, so none ends the search."""
+    for place in range(ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle).value or 0):
+        device: Answer[Any] = ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, place)
+        if device.value is not None:
+            yield device.value
+
+
+def _names(owner: Owner) -> dict[str, str]:
+    said = {
+        "namespace": owner.namespace,
+        "pod": owner.pod,
+        "container": owner.container,
+        "process": owner.process,
+    }
+    return {name: text for name, text in said.items() if text}
+
+
+def _tells_pcie(body: Body, card: Identity) -> bool:
+    return any(
+        series.name == "nvml_pcie_rx_bytes_total" and series.labels["UUID"] == card.uuid
+        for series in reversed(body.series)
+    )
