@@ -195,10 +195,15 @@ def _described(handle: Handle) -> dict[str, str]:
     architecture = ask(pynvml.nvmlDeviceGetArchitecture, handle).value
     if architecture in ARCHITECTURES:
         said["architecture"] = ARCHITECTURES[architecture]
-    bus: Any = ask(pynvml.nvmlDeviceGetPciInfo_v3, handle).value
-    if bus is not None:
-        said["pci_bus_id"] = bus.busId.decode("ascii", errors="replace")
+    bus = ask(_bus_id, handle).value
+    if bus:
+        said["pci_bus_id"] = bus
     return said
+
+
+def _bus_id(handle: Handle) -> str:
+    said = pynvml.nvmlDeviceGetPciInfo_v3(handle).busId
+    return said.decode() if isinstance(said, bytes) else str(said)  # versions of the binding differ
 
 
 def _read_remapped_rows(handle: Handle, labels: Labels, body: Body) -> None:
