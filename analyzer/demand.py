@@ -45,7 +45,8 @@ class Demand:
 def demand(asked: Iterable[Request], window: Window) -> Demand:
     """Count the requests that were alive at some time in the window.
 
-    A request without a share, or of no card, is left out; one with a MIG profile is counted by its profile.
+    A request without a share, or of no card, is left out; one with a MIG profile is counted by its profile. One that
+    was granted to pods is left out: they ask in its place.
     """
     counts: Counter[Wish] = Counter()
     waiting: Counter[Wish] = Counter()
@@ -55,6 +56,8 @@ def demand(asked: Iterable[Request], window: Window) -> Demand:
             continue
         if not request.profile and not request.share > 0:
             continue
+        if request.to_pods and request.started is not None:
+            continue
         wish = Wish(
             cards=request.cards,
             share=1.0 if request.profile else min(request.share, 1.0),
@@ -63,9 +66,9 @@ def demand(asked: Iterable[Request], window: Window) -> Demand:
             profile=request.profile,
             gpu_type=request.gpu_type,
         )
-        counts[wish] += 1
+        counts[wish] += request.pods
         if request.started is None and (request.ended is None or request.ended > window.end):
-            waiting[wish] += 1
+            waiting[wish] += request.pods
     return Demand(dict(sorted(counts.items())), dict(sorted(waiting.items())))
 
 

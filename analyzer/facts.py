@@ -67,7 +67,8 @@ def to_float(text: str | None) -> float:
 class Request:
     """What one pod asked for: cards, share of each (1.0: whole), memory, CPU, MIG profile, card type, and when.
 
-    `ended` is None while it still asks or runs; `started` is None while it waits.
+    `ended` is None while it still asks or runs; `started` is None while it waits. `pods` is how many such pods it has;
+    `to_pods`: once granted, they ask in its place; `queued_as`: the request that waited in this pod's place.
     """
 
     cluster: str
@@ -84,6 +85,10 @@ class Request:
     created: datetime
     ended: datetime | None
     started: datetime | None
+    pool: str = "default"
+    pods: int = 1
+    to_pods: bool = False
+    queued_as: str = ""
 
 
 def requests(facts: pd.DataFrame) -> list[Request]:
@@ -124,6 +129,10 @@ def requests(facts: pd.DataFrame) -> list[Request]:
                 created=created.to_pydatetime(),
                 ended=None if pd.isna(ended) else ended.to_pydatetime(),
                 started=started.get((cluster, pod)),
+                pool=str(wish.get("pool") or "default"),
+                pods=max(int(_number(wish, "pods", 1)), 1),
+                to_pods=wish.get("to_pods") is True,
+                queued_as=str(wish.get("queued_as") or ""),
             )
         )
     return sorted(found, key=lambda r: (r.created, r.cluster, r.pod))

@@ -17,6 +17,7 @@ from collector.window import Window, parse_duration
 from dashboard.cli.context import Json, Now, Rows, context_of, flag, interval_of, newest_instant, opened_rows
 from dashboard.cli.output import note, print_json, print_table, say, say_origin
 from dashboard.views.names import CardNames, card_names, named
+from dashboard.views.text import number, seconds
 from tuner.service.analyse import Analysis, load_detectors, run_analysis
 
 NO_FINDING = "nothing was found"
@@ -127,6 +128,7 @@ def print_analysis(analysis: Analysis, *, every: bool) -> None:
         hidden = ", ".join(f"{count} {verdict}" for verdict, count in sorted(rest.items()))
         say(f"not listed: {hidden}; --all lists them")
     _print_ledger(analysis)
+    _print_waiting(analysis)
     _print_census(analysis)
 
 
@@ -189,6 +191,30 @@ def _print_ledger(analysis: Analysis) -> None:
     say("where the capacity went: " + ", ".join(f"{name} {value / capacity:.1%}" for name, value in shares))
     used = [(name, float(fleet[name])) for name in (*LEVEL_2, "unaccounted_2")]
     say("of it, used was: " + ", ".join(f"{name} {value / capacity:.1%}" for name, value in used))
+
+
+def _print_waiting(analysis: Analysis) -> None:
+    """Print who waited for cards; nothing where nobody did."""
+    waiting = analysis.waiting
+    if not waiting:
+        return
+    say("")
+    several = len({w.cluster for w in waiting}) > 1
+    print_table(
+        ["waiting for cards", "pool", ">unmet card-hours", ">granted", ">median wait", ">95 % within", ">waiting now"],
+        [
+            (
+                f"{w.cluster}: {w.tenant}" if several else w.tenant,
+                w.pool,
+                number(w.unmet_card_hours),
+                w.admitted,
+                seconds(w.wait_p50_seconds),
+                seconds(w.wait_p95_seconds),
+                number(w.waiting_now),
+            )
+            for w in waiting
+        ],
+    )
 
 
 def _print_census(analysis: Analysis) -> None:

@@ -215,15 +215,20 @@ class ChangesPart:
 
 @dataclass(frozen=True, slots=True)
 class QueueLine:
-    """Waiting for cards, per tenant over all its queues. Waits are of requests that started in the window."""
+    """Waiting for cards, per pool and tenant. Waits are of requests that started in the window.
+
+    unmet_card_hours: cards asked for and not granted, times how long.
+    """
 
     cluster: str
+    pool: str
     tenant: str
     started: int
     wait_p50_seconds: float
     wait_p95_seconds: float
     waiting_now: float
     longest_now_seconds: float
+    unmet_card_hours: float
     pending_mean: float
     quota_cards: float
     allocated_mean_cards: float

@@ -136,7 +136,7 @@ def report(*, simulated: bool = True) -> Report:
             promises=(PromiseCheck("give", 3, 1, 612.0, 0.04),),
             missing="",
         ),
-        queues=(QueueLine("c", SCRIPT, 3, 60.0, 600.0, 2.0, 1200.0, 1.5, 4.0, 3.0),),
+        queues=(QueueLine("c", "p", SCRIPT, 3, 60.0, 600.0, 2.0, 1200.0, 7.5, 1.5, 4.0, 3.0),),
         energy=EnergyPart(3.6e7, 3.6e6, 112500.0, 10),
         quality=QualityPart(
             nodes=2,

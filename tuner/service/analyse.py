@@ -11,11 +11,12 @@ from typing import Any
 import pandas as pd
 
 from analyzer.census import SUBJECT_COLUMNS, Census, measure_subjects, take_census
-from analyzer.facts import says_simulated
+from analyzer.facts import requests, says_simulated
 from analyzer.findings import SCHEMA_VERSION, Finding
 from analyzer.ledger import Ledger, conclude_ledger, measure_ledger
 from analyzer.protocols import Conclusion, Context, Detector, Partition, Withheld
 from analyzer.settings import AnalyzeSettings
+from analyzer.waiting import Waiting, measure_waiting
 from collector.declarations import ResolvedWorkload, WorkloadDeclaration
 from collector.plugins import load_plugin, plugin_names
 from collector.protocols import StoreReader
@@ -39,13 +40,14 @@ MapNodes = Callable[[Callable[[Partition], NodeMeasures], Iterable[Partition]], 
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """The answer: findings (worst first), what was withheld, census, ledger."""
+    """The answer: findings (worst first), what was withheld, census, ledger, who waited for cards."""
 
     window: Window
     findings: tuple[Finding, ...]
     withheld: tuple[Withheld, ...]
     census: Census
     ledger: Ledger
+    waiting: tuple[Waiting, ...]
     declarations: Mapping[tuple[str, str], ResolvedWorkload]
     facts: pd.DataFrame  # of the window
     simulated: bool
@@ -58,6 +60,7 @@ class Analysis:
             "findings": [f.to_json() for f in self.findings],
             "census": self.census.to_json(),
             "ledger": self.ledger.to_json(),
+            "waiting": [w.to_json() for w in self.waiting],
         }
 
 
@@ -167,6 +170,7 @@ def run_analysis(
         withheld=tuple(sorted(withheld, key=_by_place)),
         census=take_census(_subjects(nodes), codes, withheld),
         ledger=conclude_ledger([n.ledger for n in nodes], context),
+        waiting=measure_waiting(requests(facts), context.queues, window, interval_seconds),
         declarations=promises,
         facts=facts,
         simulated=says_simulated(facts),
