@@ -14,6 +14,8 @@ from datetime import datetime
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from collector.batch import Batch, Severity, Subject
@@ -32,10 +34,12 @@ from collector.plugins import SourceContext
 from collector.queues import QueueBook, read_queues
 from collector.report import Report
 from collector.rows import (
+    CardTable,
     add_cards,
     add_rows,
     any_value,
     fill_constants,
+    index_cards,
     index_slices,
     kept,
     server_pairs,
@@ -91,12 +95,28 @@ class _Live:
     places: where in the layout its values belong; None where there is one of every series.
     """
 
+    memory: _Memory
     state: TargetState
     scrape: Scrape
     body: Exposition
     layout: Arrangement
     offset: int
     places: Ints | None
+
+
+@dataclass(slots=True)
+class _Watched:
+    """Values of a layout that say something new only when one of them changes."""
+
+    layout: Arrangement | None = None
+    values: Floats = field(default_factory=lambda: np.empty(0))
+
+    def moved(self, layout: Arrangement, values: Floats) -> bool:
+        """Say whether these differ from those of the last call."""
+        if self.layout is layout and np.array_equal(values, self.values, equal_nan=True):
+            return False
+        self.layout, self.values = layout, values
+        return True
 
 
 @dataclass(slots=True)
@@ -107,6 +127,8 @@ class _Memory:
     series: Sequence[Series] | None = None
     layout: Arrangement | None = None
     places: Ints | None = None
+    xids: _Watched = field(default_factory=_Watched)
+    facts: _Watched = field(default_factory=_Watched)
 
 
 @dataclass(slots=True)
@@ -139,6 +161,9 @@ class Assembler:
         self._slices = index_slices(Join([], []), context.cluster, {})
         self._said: object = None
         self._layouts: tuple[Arrangement, ...] = ()
+        self._joined_layouts: tuple[Arrangement, ...] = ()
+        self._flapping: frozenset[str] = frozenset()
+        self._cards: CardTable | None = None
         self._board = ServerBoard([], [], [])
         self._facts = FactBook(context)
         self._queues = QueueBook()
@@ -178,7 +203,9 @@ class Assembler:
             reasons=_reasons(live),
         )
         self._report_samples(numbers, report)
-        cards = self._present_cards(live)
+        if self._cards is None or laid_out is not self._layouts:
+            self._cards = index_cards(self._present_cards(live), self.context.cluster)
+        cards = self._cards.cards
         self._xids.observe(_xids(live, raw), self._world.cards, report)
         correct_cards(numbers, cards, self._world.registry, report)
         shown = {one.state.key: (one.layout.uuids, one.scrape.age_seconds) for one in live}
@@ -188,7 +215,7 @@ class Assembler:
             self._seat_servers()
         correct_shares(numbers, self._slices.join.slices, report)
         batch = Batch()
-        add_cards(batch, cards, numbers, ages, cluster=self.context.cluster, now_ms=now_ms)
+        add_cards(batch, self._cards, numbers, ages, now_ms)
         self._release(batch)
         self._add_slices(now, numbers, ages, batch)
         if changed:
@@ -250,7 +277,7 @@ class Assembler:
                 memory.series = series
                 self._simulated = self._simulated or any(one.name == SIMULATED_METRIC for one in series)
             if self._target_watch.same_machine(scrape.target, memory.layout, report):
-                live.append(_Live(memory.state, scrape, scrape.body, memory.layout, offset, memory.places))
+                live.append(_Live(memory, memory.state, scrape, scrape.body, memory.layout, offset, memory.places))
                 offset += memory.layout.size
                 self._target_watch.clock(scrape.target, scrape.body, report)
                 if memory.layout.rejects:
@@ -330,6 +357,9 @@ class Assembler:
 
     def _join(self, live: Sequence[_Live], cards: Sequence[Card], *, again: bool) -> bool:
         """Join anew where anybody's word about holders changed, or `again`; say whether it was done."""
+        if not again and self._joined_layouts is self._layouts and not self._flapping:
+            return False
+        self._joined_layouts = self._layouts
         world = self._world
         holders: list[Holder] = []
         instance_rows: dict[tuple[str, str], int] = {}
@@ -347,7 +377,7 @@ class Assembler:
         named = {card.uuid: card for card in cards}
         spoken_of = [holder.uuid for holder in holders] + [server.gpu for server in servers.values()]
         named.update((uuid, world.cards[uuid]) for uuid in spoken_of if uuid in world.cards)
-        flapping = self._card_watch.flapping(holders, self._kube)
+        flapping = self._flapping = self._card_watch.flapping(holders, self._kube)
         said = (frozenset(holders), instance_rows, servers.keys(), named.keys(), holders_known, flapping)
         if said == self._said and not again:
             return False
@@ -384,17 +414,17 @@ class Assembler:
         keep = any_value(matrix)
         fill_constants(table, numbers, matrix, ages)
         tags = table.tags
-        waiting = np.array([share.waiting and self._facts.waits(share, now) for share in shares], dtype=bool)
+        waiting = np.zeros(len(shares), dtype=bool)
+        waiting[table.waiting] = [self._facts.waits(shares[n], now) for n in table.waiting]
         now_ms = to_ms(now)
         held = np.flatnonzero(waiting & keep).tolist()
         self._held = _Held(now_ms, [(shares[n], matrix[n].copy()) for n in held])
-        overdue = [n for n, share in enumerate(shares) if share.waiting and not waiting[n]]
-        if overdue:
-            tags = {name: list(values) for name, values in tags.items()}
-            for n in overdue:
-                tags["tenant"][n] = tags["workload"][n] = UNKNOWN
-        keep &= ~waiting
-        add_rows(batch, "slice", now_ms, kept(tags, keep), matrix[keep])
+        overdue = np.zeros(len(shares), dtype=bool)
+        overdue[table.waiting] = ~waiting[table.waiting]
+        if overdue.any():
+            unknown = {name: pc.if_else(pa.array(overdue), UNKNOWN, tags[name]) for name in ("tenant", "workload")}
+            tags = {**tags, **unknown}
+        add_rows(batch, "slice", now_ms, *kept(tags, matrix, keep & ~waiting))
 
     def _seat_servers(self) -> None:
         """Work out which channels of which server feed which slice."""
@@ -422,7 +452,8 @@ class Assembler:
             values = (self.context.cluster, share.card.node, share.card.uuid, share.slice, *owner)
             for tag, value in zip(SLICE.tags, values, strict=True):
                 tags[tag].append(value)
-        add_rows(batch, "slice", held.now_ms, tags, np.stack([values for _, values in held.rows]))
+        columns = {tag: pa.array(values, pa.string()) for tag, values in tags.items()}
+        add_rows(batch, "slice", held.now_ms, columns, np.stack([values for _, values in held.rows]))
 
     def _report_samples(self, numbers: Numbers, report: Report) -> None:
         """Count invalid samples by subject, field and reason; tell of counters that fell."""
@@ -494,8 +525,12 @@ def _read_facts(live: Sequence[_Live], raw: Floats) -> bool:
     """Keep values that are facts of cards; say whether any is new."""
     changed = False
     for one in live:
-        for index, reading in one.layout.facts:
-            value = raw[one.offset + index] * reading.scale
+        values = raw[one.offset + one.layout.fact_places]
+        if not one.memory.facts.moved(one.layout, values):
+            continue
+        for value, reading in zip(
+            (values * [fact.scale for fact in one.layout.facts]).tolist(), one.layout.facts, strict=True
+        ):
             if math.isfinite(value):
                 text = f"{value:.15g}"
                 changed |= reading.card.facts.get(reading.name) != text
@@ -504,7 +539,13 @@ def _read_facts(live: Sequence[_Live], raw: Floats) -> bool:
 
 
 def _xids(live: Sequence[_Live], raw: Floats) -> list[tuple[XidReading, float]]:
-    return [(reading, float(raw[one.offset + index])) for one in live for index, reading in one.layout.xids]
+    """Return the readings of targets where any differs from the last cycle's."""
+    readings: list[tuple[XidReading, float]] = []
+    for one in live:
+        values = raw[one.offset + one.layout.xid_places]
+        if one.memory.xids.moved(one.layout, values):
+            readings += zip(one.layout.xids, values.tolist(), strict=True)
+    return readings
 
 
 def _reject_homeless(servers: Sequence[ServerChannels], report: Report) -> None:

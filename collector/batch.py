@@ -98,7 +98,7 @@ class Batch:
 def make_rows(
     measurement: str,
     times_ms: np.ndarray | Iterable[int],
-    tags: Mapping[str, Iterable[str]],
+    tags: Mapping[str, Iterable[str] | pa.Array],
     fields: Mapping[str, np.ndarray],
 ) -> pa.Table:
     """Build an Arrow table of wide rows; fields that are not given are left out (absent).
@@ -119,7 +119,7 @@ def make_rows(
     if missing or unknown:
         raise ValueError(f"{measurement} rows: expected tags {spec.tags}; missing {missing}, unknown fields {unknown}")
     arrays = [pa.array(np.asarray(times_ms, dtype="datetime64[ms]"), type=pa.timestamp("ms", tz="UTC"))]
-    arrays += [pa.array(tags[tag], type=pa.string()) for tag in spec.tags]
+    arrays += [one if isinstance(one := tags[tag], pa.Array) else pa.array(one, pa.string()) for tag in spec.tags]
     arrays += [pa.array(np.asarray(values, dtype=np.float64)) for values in fields.values()]
     return pa.Table.from_arrays(arrays, schema=_row_schema(measurement, tuple(fields)))
 

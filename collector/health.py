@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from collector.batch import Severity, Subject
 from collector.cycle import Numbers
@@ -21,6 +22,9 @@ from collector.report import Report
 from collector.settings import TargetSettings
 from collector.slots import Card, Holder, XidReading, target_key
 from collector.targets import Arrangement
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 STALE_POLLS = 10  # a source whose ever-changing values stood still for so many polls is frozen
 _LOST_AFTER = 2  # polls without a card before it is called lost
@@ -144,8 +148,6 @@ class _CardMemory:
     node: str
     missing: int = 0
     lost: bool = False
-    still: int = 0
-    values: tuple[float, ...] = ()
     holders: list[str] = field(default_factory=list)
     flapping_until: int = 0
 
@@ -156,6 +158,12 @@ class CardWatch:
     def __init__(self, context: SourceContext) -> None:
         self._context = context
         self._cards: dict[str, _CardMemory] = {}
+        self._shown: dict[str, frozenset[str]] = {}
+        self._some_gone = True  # a card is missing or lost, as far as is known
+        self._watched: Sequence[Card] = ()
+        self._moving: Floats = np.empty((0, len(_MOVING)))  # last values of the watched cards
+        self._rows: Ints = np.empty(0, dtype=np.int64)
+        self._still: Ints = np.empty(0, dtype=np.int64)  # for how many polls each of them stood still
         self._poll = 0
 
     def observe(
@@ -176,21 +184,26 @@ class CardWatch:
         self._poll += 1
         ages: dict[str, float] = {}
         for key, (uuids, age) in targets.items():
-            for uuid in uuids:
-                memory = self._cards.get(uuid)
-                if memory is None or memory.missing or memory.lost:
-                    memory = self._seen(uuid, key, report)
-                ages[uuid] = max(ages.get(uuid, 0.0), age)
-        for card in cards:
-            self._cards[card.uuid].node = card.node
-            still = self._still(card, numbers)
-            if still >= STALE_POLLS:
-                row = numbers.matrix[card.row]
-                count = int((~np.isnan(row)).sum())
-                row[:] = np.nan
-                report.reject(report.card(card), "", "stale", count)
-                ages[card.uuid] = ages.get(card.uuid, 0.0) + still * self._context.interval_seconds
-        self._missing(targets, report)
+            if self._some_gone or self._shown.get(key) is not uuids:
+                for uuid in uuids:
+                    memory = self._cards.get(uuid)
+                    if memory is None or memory.missing or memory.lost:
+                        self._seen(uuid, key, report)
+            if age:
+                ages.update((uuid, max(ages.get(uuid, 0.0), age)) for uuid in uuids)
+        self._watch(cards)
+        for n in self._frozen(numbers):
+            card = cards[n]
+            row = numbers.matrix[card.row]
+            count = int((~np.isnan(row)).sum())
+            row[:] = np.nan
+            report.reject(report.card(card), "", "stale", count)
+            ages[card.uuid] = ages.get(card.uuid, 0.0) + int(self._still[n]) * self._context.interval_seconds
+        shown = {key: uuids for key, (uuids, _) in targets.items()}
+        same = shown.keys() == self._shown.keys() and all(self._shown[key] is uuids for key, uuids in shown.items())
+        if self._some_gone or not same:
+            self._missing(targets, report)
+        self._shown = shown
         return ages
 
     def flapping(self, holders: Sequence[Holder], kube: KubeState | None) -> frozenset[str]:
@@ -247,19 +260,32 @@ class CardWatch:
                 subject = Subject("gpu", report.cluster, memory.node, uuid)
                 message = f"{uuid} has no samples although its target answers: lost, or replaced"
                 report.event(subject, "card_lost", Severity.CRITICAL, message)
+        self._some_gone = any(memory.missing or memory.lost for memory in self._cards.values())
 
-    def _still(self, card: Card, numbers: Numbers) -> int:
-        """Return for how many polls nothing that must move has moved: energy, or power, clock and heat under load."""
-        memory = self._cards[card.uuid]
-        row = numbers.matrix[card.row]
-        energy = row[_ENERGY]
-        loaded = row[_BUSY] > 0.1 or row[_ENGINE] > 0.1
-        values = tuple(row[_MOVING].tolist())
-        same = values == memory.values and not any(math.isnan(value) for value in values)
-        memory.values = values
-        moved = not (same and loaded) if math.isnan(energy) else energy > 0 or not same
-        memory.still = 0 if moved else memory.still + 1
-        return memory.still
+    def _watch(self, cards: Sequence[Card]) -> None:
+        """Watch these cards; those that were watched before keep what is known of them."""
+        if cards is self._watched:
+            return
+        known = {card.uuid: n for n, card in enumerate(self._watched)}
+        moving, still = np.full((len(cards), len(_MOVING)), np.nan), np.zeros(len(cards), dtype=np.int64)
+        for n, card in enumerate(cards):
+            self._cards[card.uuid].node = card.node
+            before = known.get(card.uuid)
+            if before is not None:
+                moving[n], still[n] = self._moving[before], self._still[before]
+        self._watched, self._moving, self._still = cards, moving, still
+        self._rows = np.array([card.row for card in cards], dtype=np.int64)
+
+    def _frozen(self, numbers: Numbers) -> list[int]:
+        """Return which watched cards stand still: no energy, or the same power, clock and heat under load."""
+        matrix = numbers.matrix[self._rows]
+        energy, moving = matrix[:, _ENERGY], matrix[:, _MOVING]
+        loaded = (matrix[:, _BUSY] > 0.1) | (matrix[:, _ENGINE] > 0.1)
+        same = (moving == self._moving).all(axis=1)  # NaN is equal to nothing
+        moved = np.where(np.isnan(energy), ~(same & loaded), (energy > 0) | ~same)
+        self._moving, self._still = moving, np.where(moved, 0, self._still + 1)
+        frozen: list[int] = np.flatnonzero(self._still >= STALE_POLLS).tolist()
+        return frozen
 
 
 class XidWatch:

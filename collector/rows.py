@@ -20,6 +20,7 @@ from collector.slots import Card, ServerChannels, instance_share
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+Tags = Mapping[str, pa.Array]
 
 SLICE_INDEX: dict[str, int] = {name: index for index, name in enumerate(SLICE.field_names)}
 _GPU_COLUMNS = np.array([FIELD_INDEX[name] for name in GPU.field_names])
@@ -34,7 +35,8 @@ class SliceTable:
 
     base: a row of numbers a slice; allocation and server pairs: (slice, row of numbers).
     granted: slices x (compute share, memory in bytes), where the platform itself fixes them; NaN elsewhere.
-    instances: slices that are MIG instances.
+    instances, waiting: slices that are MIG instances, and those whose holder Kubernetes does not know yet.
+    tags: of the rows, a column a tag.
     """
 
     join: Join
@@ -45,7 +47,27 @@ class SliceTable:
     server_rows: Ints
     granted: Floats
     instances: Ints
-    tags: dict[str, list[str]]
+    waiting: Ints
+    tags: Tags
+
+
+@dataclass(slots=True)
+class CardTable:
+    """The cards that are there, their rows of numbers, and the tags of their rows."""
+
+    cards: Sequence[Card]
+    rows: Ints
+    tags: Tags
+
+
+def index_cards(cards: Sequence[Card], cluster: str) -> CardTable:
+    """Return the cards with their indices."""
+    tags = {
+        "cluster": [cluster] * len(cards),
+        "node": [card.node for card in cards],
+        "gpu": [card.uuid for card in cards],
+    }
+    return CardTable(cards, _ints(card.row for card in cards), _columns(tags))
 
 
 def index_slices(join: Join, cluster: str, memory_of: Mapping[str, float]) -> SliceTable:
@@ -71,14 +93,17 @@ def index_slices(join: Join, cluster: str, memory_of: Mapping[str, float]) -> Sl
         server_rows=_ints(row for _, row in servers),
         granted=granted,
         instances=_ints(n for n, share in enumerate(slices) if share.kind == "mig"),
-        tags={
-            "cluster": [cluster] * len(slices),
-            "node": [share.card.node for share in slices],
-            "gpu": [share.card.uuid for share in slices],
-            "slice": [share.slice for share in slices],
-            "tenant": [share.tenant for share in slices],
-            "workload": [share.workload for share in slices],
-        },
+        waiting=_ints(n for n, share in enumerate(slices) if share.waiting),
+        tags=_columns(
+            {
+                "cluster": [cluster] * len(slices),
+                "node": [share.card.node for share in slices],
+                "gpu": [share.card.uuid for share in slices],
+                "slice": [share.slice for share in slices],
+                "tenant": [share.tenant for share in slices],
+                "workload": [share.workload for share in slices],
+            }
+        ),
     )
 
 
@@ -101,25 +126,18 @@ def fill_constants(table: SliceTable, numbers: Numbers, matrix: Floats, ages: Ma
         matrix[table.instances, _MEMORY_QUOTA] = numbers.instance_memory(table.base[table.instances])
     for column, granted in ((_SM_QUOTA, table.granted[:, 0]), (_MEMORY_QUOTA, table.granted[:, 1])):
         matrix[:, column] = np.where(np.isnan(matrix[:, column]), granted, matrix[:, column])
-    matrix[:, _SLICE_AGE] = [ages.get(share.card.uuid, 0.0) for share in table.join.slices]
+    matrix[:, _SLICE_AGE] = [ages.get(share.card.uuid, 0.0) for share in table.join.slices] if ages else 0.0
 
 
-def add_cards(
-    batch: Batch, cards: Sequence[Card], numbers: Numbers, ages: Mapping[str, float], *, cluster: str, now_ms: int
-) -> None:
-    """Add one `gpu` row a card that has any value."""
-    matrix = numbers.take(_ints(card.row for card in cards))[:, _GPU_COLUMNS]
+def add_cards(batch: Batch, table: CardTable, numbers: Numbers, ages: Mapping[str, float], now_ms: int) -> None:
+    """Add one `gpu` row a card that has any value; `ages` are in seconds, of cards whose values are not of now."""
+    matrix = numbers.take(table.rows)[:, _GPU_COLUMNS]
     keep = any_value(matrix)
-    matrix[:, _GPU_AGE] = [ages.get(card.uuid, 0.0) for card in cards]
-    tags = {
-        "cluster": [cluster] * len(cards),
-        "node": [card.node for card in cards],
-        "gpu": [card.uuid for card in cards],
-    }
-    add_rows(batch, "gpu", now_ms, kept(tags, keep), matrix[keep])
+    matrix[:, _GPU_AGE] = [ages.get(card.uuid, 0.0) for card in table.cards] if ages else 0.0
+    add_rows(batch, "gpu", now_ms, *kept(table.tags, matrix, keep))
 
 
-def add_rows(batch: Batch, measurement: str, now_ms: int, tags: Mapping[str, list[str]], matrix: Floats) -> None:
+def add_rows(batch: Batch, measurement: str, now_ms: int, tags: Tags, matrix: Floats) -> None:
     """Add rows to a batch; `matrix` and `tags` are parallel."""
     if not len(matrix):
         return
@@ -131,12 +149,12 @@ def add_rows(batch: Batch, measurement: str, now_ms: int, tags: Mapping[str, lis
     batch.rows[measurement] = rows if known is None else pa.concat_tables([known, rows], promote_options="default")
 
 
-def kept(tags: Mapping[str, list[str]], keep: Bools) -> Mapping[str, list[str]]:
-    """Return the tags of the rows that are kept."""
+def kept(tags: Tags, matrix: Floats, keep: Bools) -> tuple[Tags, Floats]:
+    """Return tags and values of the rows that are kept."""
     if keep.all():
-        return tags
-    chosen = np.flatnonzero(keep).tolist()
-    return {name: [values[n] for n in chosen] for name, values in tags.items()}
+        return tags, matrix
+    mask = pa.array(keep)
+    return {name: values.filter(mask) for name, values in tags.items()}, matrix[keep]
 
 
 def any_value(matrix: Floats) -> Bools:
@@ -154,6 +172,10 @@ def _granted(share: SliceRow, memory_of: Mapping[str, float]) -> tuple[float, fl
         return 1.0, memory_of.get(share.card.uuid, math.nan)
     part = instance_share(share.card, share.instance) if share.kind == "mig" else None
     return (part.compute if part else math.nan), math.nan
+
+
+def _columns(tags: Mapping[str, Sequence[str]]) -> Tags:
+    return {name: pa.array(values, pa.string()) for name, values in tags.items()}
 
 
 def _ints(values: Iterable[int]) -> Ints:

@@ -29,6 +29,7 @@ class Arrangement:
 
     size: how many series there are.
     instances: card -> GPU instance -> profile; described: card -> what labels tell of it.
+    xid_places, fact_places: parallel to `xids` and `facts`; which series each is.
     samples, channels, cards: parallel; sample `samples[n]` feeds `channels[n]` and speaks of card number `cards[n]`.
     """
 
@@ -37,8 +38,10 @@ class Arrangement:
     channels: NDArray[np.int64]
     cards: NDArray[np.int64]
     holders: list[Holder] = field(default_factory=list)
-    xids: list[tuple[int, XidReading]] = field(default_factory=list)
-    facts: list[tuple[int, Reading]] = field(default_factory=list)
+    xids: list[XidReading] = field(default_factory=list)
+    xid_places: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    facts: list[Reading] = field(default_factory=list)
+    fact_places: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     kube: list[tuple[int, str]] = field(default_factory=list)
     servers: list[int] = field(default_factory=list)
     uuids: frozenset[str] = frozenset()
@@ -214,8 +217,10 @@ def _collect(result: Arrangement, slots: Sequence[Slot]) -> None:
         result.instances.setdefault(uuid, {})[instance] = profile
     for uuid, described in {(slot.uuid, slot.described) for slot in slots if slot.described}:
         result.described.setdefault(uuid, {}).update(described)
-    result.xids = [(index, slot.xid) for index, slot in enumerate(slots) if slot.xid is not None]
-    result.facts = [(index, slot.fact) for index, slot in enumerate(slots) if slot.fact is not None]
+    xids = [(index, slot.xid) for index, slot in enumerate(slots) if slot.xid is not None]
+    facts = [(index, slot.fact) for index, slot in enumerate(slots) if slot.fact is not None]
+    result.xids, result.xid_places = [xid for _, xid in xids], np.array([n for n, _ in xids], dtype=np.int64)
+    result.facts, result.fact_places = [fact for _, fact in facts], np.array([n for n, _ in facts], dtype=np.int64)
     result.kube = [(index, slot.kube) for index, slot in enumerate(slots) if slot.kube]
     result.holders = list(dict.fromkeys(slot.holder for slot in slots if slot.holder is not None))
     result.holders_known = any(holder.origin == "device" for holder in result.holders) or any(
