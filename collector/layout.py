@@ -156,6 +156,8 @@ class Registry:
         is_level = kind == GAUGE and not metric.mask
         ratio = spec.unit == "ratio"
         clamp = 1.0 / unit_scale if (ratio and is_level) else math.inf
+        # What is written in percent is 0 to 100; only what is written as a ratio overshoots a little.
+        high = clamp if ratio and unit_scale != 1.0 else spec.high / unit_scale
         counter = -1
         if kind != GAUGE:
             words = (target, *self._row_keys[row], metric.field, metric.quantity, mapped.part, *part)
@@ -167,7 +169,7 @@ class Registry:
                 kind=kind,
                 scale=(1.0 if metric.mask else unit_scale) * share,
                 low=(spec.low / unit_scale) if is_level else (0.0 if kind != GAUGE else -math.inf),
-                high=(spec.high / unit_scale if not metric.cap else 1e9) if is_level else math.inf,
+                high=(high if not metric.cap else 1e9) if is_level else math.inf,
                 clamp=clamp,
                 counts_cap=metric.cap,
                 mask=metric.mask,

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import codecs
-import gzip
-import hashlib
 import json
-import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 from typing import Any, Literal
@@ -20,15 +16,31 @@ from collector.batch import Batch, Fact, Subject
 from collector.declarations import WorkloadDeclaration
 from collector.errors import ConfigurationError
 from collector.exposition import parse_exposition
+from collector.importing.dcgmi import read_dcgmi
 from collector.importing.detect import WHY_NOT, Format, detect
-from collector.importing.smi import LogPlace, LogResult, NotImportableError, read_apps, read_dmon, read_query
+from collector.importing.log import LogPlace, NotImportableError, Tally
+from collector.importing.monitors import read_dmon, read_pmon
+from collector.importing.smi_xml import read_xml
+from collector.importing.snapshot import read_snapshot
+from collector.importing.tables import read_apps, read_query
+from collector.importing.text import TextFile, said
 from collector.plugins import SourceContext
 from collector.protocols import Store
 from collector.settings import MappingSettings, TargetSettings, TenantSettings
 
-_MOST_BYTES = 1 << 30
 Status = Literal["imported", "imported before", "rejected"]
-_READERS = {Format.SMI_QUERY: read_query, Format.SMI_APPS: read_apps, Format.DMON: read_dmon}
+Reader = Callable[[TextFile, LogPlace, Tally], Iterator[Batch]]
+READERS: dict[Format, Reader] = {
+    Format.SMI_QUERY: read_query,
+    Format.SMI_APPS: read_apps,
+    Format.SMI_XML: read_xml,
+    Format.DMON: read_dmon,
+    Format.PMON: read_pmon,
+    Format.DCGMI_DMON: read_dcgmi,
+    Format.SNAPSHOT: read_snapshot,
+}
+_MARK = "import:"
+_UNFORESEEN = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError, pa.ArrowException)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +51,12 @@ class ImportOptions:
         cluster: cluster that the rows belong to.
         node: node of files that name none; empty: the file's name without its ending.
         zone: zone of stamps without one; None: UTC, with a warning (an error under `strict`).
-        start: instant of captures, which carry no stamp; None: the file's own time, with a warning.
+        start: instant of captures, and of the first row of logs without stamps; None: the file's own time, with a
+            warning.
+        step_seconds: from row to row of logs without stamps; None: 1 s, with a warning.
+        columns: names of the columns of logs without a heading.
+        gpus: how many cards print their rows in turn in logs where no column tells them apart; None: guessed where
+            it is beyond doubt.
         strict: a file with anything to guess, or with a rejected line, is rejected.
         interval_seconds: cycle that captures stand on.
     """
@@ -48,6 +65,9 @@ class ImportOptions:
     node: str = ""
     zone: tzinfo | None = None
     start: datetime | None = None
+    step_seconds: float | None = None
+    columns: tuple[str, ...] = ()
+    gpus: int | None = None
     strict: bool = False
     interval_seconds: float = 60.0
     declarations: tuple[WorkloadDeclaration, ...] = ()
@@ -66,6 +86,7 @@ class FileReport:
     accepted: int = 0
     rejected: dict[str, tuple[int, int]] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
+    facts: int = 0
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -115,10 +136,9 @@ def import_files(paths: Sequence[Path], store: Store, options: ImportOptions) ->
         ConfigurationError: a path does not exist.
     """
     report = ImportReport()
-    known = {name for name in store.facts()["name"] if name.startswith("import:")}
+    known = _marks(store)
     for path in _files(paths):
-        one = _import_one(path, store, options, known)
-        report.files.append(one)
+        report.files.append(_import_one(path, store, options, known))
     return report
 
 
@@ -132,87 +152,169 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
             raise ConfigurationError(f"expected a file or a folder, got {str(path)!r}, which is not there")
 
 
-def _import_one(path: Path, store: Store, options: ImportOptions, known: set[str]) -> FileReport:
+def _import_one(path: Path, store: Store, options: ImportOptions, known: dict[str, _Mark]) -> FileReport:
     try:
-        content = _content(path)
-    except (OSError, zlib.error, ValueError, EOFError) as error:
-        return FileReport(_said(path), Format.UNKNOWN, "rejected", f"it cannot be read: {error}")
-    text = _decoded(content)
-    kind = detect(text)
-    mark = f"import:{hashlib.sha256(content).hexdigest()}"
-    if mark in known:
-        return FileReport(_said(path), kind, "imported before")
+        file = TextFile(path)
+    except OSError as error:
+        return FileReport(said(path), Format.UNKNOWN, "rejected", f"it cannot be read: {error}")
+    kind = detect(file.head)
+    if kind is Format.HEADERLESS and options.columns:
+        kind = Format.SMI_APPS if "pid" in options.columns else Format.SMI_QUERY
+    name = f"{_MARK}{file.digest}"
+    mark = known.get(name)
+    if mark is not None and mark.done:
+        return FileReport(said(path), kind, "imported before")
     if kind in WHY_NOT:
-        return FileReport(_said(path), kind, "rejected", WHY_NOT[kind])
-    report, batch = _read(kind, path, text, options)
+        return FileReport(said(path), kind, "rejected", file.torn or WHY_NOT[kind])
+    job = _Job(file, kind, _begun(options, mark), datetime.fromtimestamp(path.stat().st_mtime, UTC))
+    report = FileReport(said(path), kind, "imported")
+    if options.strict:
+        # Nothing of a file that is refused must be written: it is read once before.
+        for _ in job.batches(report):
+            pass
+        _refuse(report, strict=True)
     if report.status == "imported":
-        _remember(batch, mark, path, options)
-        store.write(batch)
-        known.add(mark)
+        fresh = FileReport(said(path), kind, "imported")
+        _write(job, fresh, store)
+        report = fresh
+        if report.status == "imported":
+            known[name] = _Mark(None, None, done=True)
     return report
 
 
-def _read(kind: Format, path: Path, text: str, options: ImportOptions) -> tuple[FileReport, Batch]:
-    report = FileReport(_said(path), kind, "imported")
-    try:
-        capture = kind is Format.EXPOSITION
-        result = _read_capture(path, text, options) if capture else _read_log(kind, path, text, options)
-    except NotImportableError as error:
-        report.status, report.reason = "rejected", str(error)
-        return report, Batch()
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError, pa.ArrowException) as error:
-        # What no reader foresaw is the fault of one file, and must not lose the others.
-        report.status, report.reason = "rejected", f"expected {kind}, got what its reader cannot read: {error!r}"
-        return report, Batch()
-    report.accepted = result.accepted
-    report.rejected = {reason: (len(lines), lines[0]) for reason, lines in result.rejected.items()}
-    report.rows = {name: table.num_rows for name, table in sorted(result.batch.rows.items())}
-    report.warnings = result.warnings
-    if options.strict and (result.warnings or report.rejected):
-        first = result.warnings[0] if result.warnings else next(iter(report.rejected))
+def _write(job: _Job, report: FileReport, store: Store) -> None:
+    """Write what a file holds, batch after batch; the mark that says so comes first as begun and last as done."""
+    kept: Batch | None = None
+    for batch in job.batches(report):
+        if not batch.row_count and not batch.facts and not batch.events:
+            continue
+        if kept is not None:
+            store.write(kept)
+        else:
+            batch.facts.append(job.mark(batch, done=False))
+        kept = batch
+    _refuse(report, strict=False)
+    if report.status == "imported" and kept is not None:
+        kept.facts.append(job.mark(kept, done=True))
+        store.write(kept)
+
+
+def _refuse(report: FileReport, *, strict: bool) -> None:
+    """Refuse a file with nothing of use in it, and under `strict` one where anything was guessed or is wrong."""
+    if report.status == "rejected":
+        return
+    if strict and (report.warnings or report.rejected):
+        first = report.warnings[0] if report.warnings else next(iter(report.rejected))
         report.status, report.reason = "rejected", f"--strict: {first}"
-    elif not result.batch.row_count and not result.batch.facts:
+    elif not report.rows and not report.facts:
         report.status, report.reason = "rejected", "no sample in it belongs to a card, a slice or a queue"
-    return report, result.batch
 
 
-def _said(path: Path) -> str:
-    """Return a path as text; bytes of a name that are no text are replaced."""
-    return str(path).encode("utf-8", "replace").decode("utf-8")
+@dataclass(slots=True)
+class _Job:
+    """One file to be read, as often as need be."""
+
+    file: TextFile
+    kind: Format
+    options: ImportOptions
+    file_time: datetime
+    first: datetime | None = None
+
+    def batches(self, report: FileReport) -> Iterator[Batch]:
+        """Yield what the file holds; the report tells of it when all is read."""
+        tally = Tally()
+        report.rows, report.facts = {}, 0
+        try:
+            for batch in self._read(tally):
+                for name, table in sorted(batch.rows.items()):
+                    if table.num_rows:
+                        report.rows[name] = report.rows.get(name, 0) + table.num_rows
+                report.facts += len(batch.facts)
+                yield batch
+        except NotImportableError as error:
+            report.status, report.reason = "rejected", str(error)
+        except _UNFORESEEN as error:
+            # What no reader foresaw is the fault of one file, and must not lose the others.
+            reason = f"expected {self.kind}, got what its reader cannot read: {error!r}"
+            if report.rows:
+                tally.reject(reason, 0)
+            else:
+                report.status, report.reason = "rejected", reason
+        if self.file.torn:
+            tally.reject(self.file.torn, 0)
+        report.accepted, report.rejected, report.warnings = tally.accepted, tally.rejected, tally.warnings
+
+    def _read(self, tally: Tally) -> Iterator[Batch]:
+        options, path = self.options, self.file.path
+        if self.kind is Format.EXPOSITION:
+            yield _read_capture(self.file, options, self.file_time, tally)
+            return
+        node = options.node or said(Path(path.name)).split(".", maxsplit=1)[0]
+        place = LogPlace(
+            options.cluster,
+            node,
+            options.zone,
+            options.start,
+            options.step_seconds,
+            options.columns,
+            options.gpus,
+            self.file_time,
+        )
+        yield from READERS[self.kind](self.file, place, tally)
+
+    def mark(self, batch: Batch, *, done: bool) -> Fact:
+        """Return the fact that this content was imported, with the times that it got."""
+        if self.first is None:
+            times = [table.column("time")[0].as_py() for table in batch.rows.values() if table.num_rows]
+            self.first = min(times, default=self.file_time)
+        options = self.options
+        note = {
+            "file": said(Path(self.file.path.name)),
+            "first": self.first.isoformat(),
+            "start": (options.start or self.file_time).isoformat(),
+            "step_seconds": options.step_seconds,
+            "done": done,
+        }
+        subject = Subject("cluster", options.cluster)
+        text = json.dumps(note, sort_keys=True)
+        return Fact(subject, f"{_MARK}{self.file.digest}", text, self.first, "declared")
 
 
-def _decoded(content: bytes) -> str:
-    """Return text: UTF-8, or UTF-16 where a byte order mark says so; what is no text is replaced."""
-    wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    text = content.decode("utf-16" if wide else "utf-8-sig", errors="replace")
-    return text.replace("\r\n", "\n")
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """What is remembered of a content that was imported before, or that an import was broken off in."""
+
+    start: datetime | None
+    step_seconds: float | None
+    done: bool
 
 
-def _content(path: Path) -> bytes:
-    raw = path.read_bytes()
-    if raw[:2] == b"\x1f\x8b":
-        with gzip.open(path) as file:
-            raw = file.read(_MOST_BYTES + 1)
-    if len(raw) > _MOST_BYTES:
-        raise ValueError(f"expected at most {_MOST_BYTES >> 20} MiB, got more: split it")
-    return raw
+def _marks(store: Store) -> dict[str, _Mark]:
+    facts = store.facts()
+    found = {}
+    for name, value in zip(facts["name"], facts["value"], strict=True):
+        if name.startswith(_MARK):
+            note = json.loads(value)
+            start = note.get("start")
+            found[name] = _Mark(
+                datetime.fromisoformat(start) if start else None, note.get("step_seconds"), bool(note.get("done", True))
+            )
+    return found
 
 
-def _node(path: Path, options: ImportOptions) -> str:
-    return options.node or _said(Path(path.name)).split(".", maxsplit=1)[0]
+def _begun(options: ImportOptions, mark: _Mark | None) -> ImportOptions:
+    """Return the options with the times of an import that was broken off: its rows must get the same ones again."""
+    if mark is None:
+        return options
+    return replace(options, start=mark.start, step_seconds=mark.step_seconds)
 
 
-def _read_log(kind: Format, path: Path, text: str, options: ImportOptions) -> LogResult:
-    return _READERS[kind](text, LogPlace(options.cluster, _node(path, options), options.zone))
-
-
-def _read_capture(path: Path, text: str, options: ImportOptions) -> LogResult:
+def _read_capture(file: TextFile, options: ImportOptions, file_time: datetime, tally: Tally) -> Batch:
     """Read one scrape of an exporter; its instant is that of the file, or the one that was given."""
-    result = LogResult(Batch())
     at = options.start
     if at is None:
-        at = datetime.fromtimestamp(path.stat().st_mtime, UTC)
-        result.warnings.append(f"a capture carries no time: taken as {at.isoformat(timespec='seconds')} (say --start)")
+        at = file_time
+        tally.warn(f"a capture carries no time: taken as {at.isoformat(timespec='seconds')} (say --start)")
     context = SourceContext(
         cluster=options.cluster,
         interval_seconds=options.interval_seconds,
@@ -220,27 +322,19 @@ def _read_capture(path: Path, text: str, options: ImportOptions) -> LogResult:
         tenants=options.tenants,
         mappings=options.mappings,
     )
-    body = parse_exposition(text)
+    body = parse_exposition(file.text())
     assembler = Assembler(context)
-    target = TargetSettings(url=f"file:{_said(Path(path.name))}", node=options.node)
-    result.batch = assembler.assemble(at, [Scrape(target, body)])
+    target = TargetSettings(url=f"file:{said(Path(file.path.name))}", node=options.node)
+    batch = assembler.assemble(at, [Scrape(target, body)])
     # One scrape has no cycle, and must not speak of that of a collector.
     cycle = (Subject("cluster", options.cluster), "interval_seconds")
-    result.batch.facts = [fact for fact in result.batch.facts if (fact.subject, fact.name) != cycle]
+    batch.facts = [fact for fact in batch.facts if (fact.subject, fact.name) != cycle]
     # A row waits one cycle for its holder: an empty second cycle lets it go.
     for name, table in assembler.assemble(at, []).rows.items():
-        before = result.batch.rows.get(name)
+        before = batch.rows.get(name)
         both = table if before is None else pa.concat_tables([before, table], promote_options="default")
-        result.batch.rows[name] = both
+        batch.rows[name] = both
     for reject in body.rejects:
-        result.rejected[reject.reason].append(reject.line)
-    result.accepted = len(body.values)
-    return result
-
-
-def _remember(batch: Batch, mark: str, path: Path, options: ImportOptions) -> None:
-    """Write down that this content was imported, with the times that it got."""
-    first = [table.column("time")[0].as_py() for table in batch.rows.values() if table.num_rows]
-    at = min(first, default=datetime.fromtimestamp(path.stat().st_mtime, UTC))
-    note = json.dumps({"file": _said(Path(path.name)), "start": at.isoformat()}, sort_keys=True)
-    batch.facts.append(Fact(Subject("cluster", options.cluster), mark, note, at, "declared"))
+        tally.reject(reject.reason, reject.line)
+    tally.accepted = len(body.values)
+    return batch

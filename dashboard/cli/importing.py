@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from datetime import timedelta, timezone, tzinfo
 from pathlib import Path
@@ -40,12 +41,33 @@ def import_(
         str, typer.Option("--node", metavar="NAME", help="Node of files that name none; else the file's own name.")
     ] = "",
     start: Annotated[
-        str | None, typer.Option("--start", metavar="T", help="Instant of captures, which carry none; else the file's.")
+        str | None,
+        typer.Option(
+            "--start",
+            metavar="T",
+            help="Instant of captures, and of the first row of logs without stamps; else the file's.",
+        ),
+    ] = None,
+    interval: Annotated[
+        float | None,
+        typer.Option(
+            "--interval", metavar="S", help="Seconds from row to row of logs without stamps; else 1.", min=1e-3
+        ),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option("--columns", metavar="A,B,C", help="Columns of a log without a heading, as in its query."),
+    ] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option(
+            "--gpus", metavar="N", help="How many cards print in turn where no column names them.", min=1, max=64
+        ),
     ] = None,
     strict: Annotated[bool, flag("--strict", help="Reject a file where anything is guessed or a line is bad.")] = False,
     json: Json = False,
 ) -> None:
-    """Read captures of exporters and logs of nvidia-smi into the store; importing again changes nothing.
+    """Read captures of exporters, logs of nvidia-smi and dcgmi, and memory snapshots; importing again changes nothing.
 
     The format is told by the content. One bad line never loses a file.
     """
@@ -58,6 +80,9 @@ def import_(
         node=node,
         zone=None if tz is None else parse_zone(tz),
         start=None if start is None else parse_instant(start),
+        step_seconds=interval,
+        columns=() if columns is None else parse_columns(columns),
+        gpus=gpus,
         strict=strict,
         interval_seconds=settings.cluster.interval_seconds,
         declarations=settings.workload,
@@ -95,6 +120,26 @@ def import_(
         raise InputRejectedError(f"none of {len(report.files)} files could be used")
     if strict and report.any_rejected:
         raise InputRejectedError("something was rejected, and --strict allows nothing to be")
+
+
+def parse_columns(text: str) -> tuple[str, ...]:
+    """Read the names of columns, as a query names them; an empty name stands for a column that is left out.
+
+    Raises:
+        ConfigurationError: a name is nearly that of a column that is kept, or none is.
+    """
+    from collector.importing.columns import KNOWN_COLUMNS, column_name  # noqa: PLC0415  as above
+
+    names = tuple(column_name(name) for name in text.split(","))
+    for name in names:
+        near = difflib.get_close_matches(name, KNOWN_COLUMNS, n=1, cutoff=0.93) if name not in KNOWN_COLUMNS else []
+        if near and "." in name:
+            raise ConfigurationError(f"--columns: {name!r} is not known; did you mean {near[0]!r}?")
+    if not KNOWN_COLUMNS.intersection(names):
+        raise ConfigurationError(
+            f"--columns: expected names such as timestamp,utilization.gpu,memory.used, got {text!r}"
+        )
+    return names
 
 
 def parse_zone(text: str) -> tzinfo:

@@ -174,9 +174,17 @@ def test_gzip_is_opened_and_torn_gzip_is_rejected(tmp_path: Path, store: Embedde
     packed = tmp_path / "box1.csv.gz"
     packed.write_bytes(gzip.compress(QUERY.encode()))
     assert run(store, packed).files[0].accepted == 4
+    rest = "NVIDIA L4, 9 %, 9 MiB, 9 MiB, 9 W, 50"
+    many = QUERY + "".join(f"2026/04/01 10:{n // 60:02}:{n % 60:02}.{n:03}, 0, {rest}\n" for n in range(900))
+    whole = gzip.compress(many.encode())
     torn = tmp_path / "torn.gz"
-    torn.write_bytes(gzip.compress(QUERY.encode())[:60])
-    assert run(store, torn).files[0].reason.startswith("it cannot be read")
+    torn.write_bytes(whole[: len(whole) // 2])
+    (report,) = run(store, torn).files
+    assert report.status == "imported"
+    assert 100 < report.accepted < 904
+    assert any(reason.startswith("it is cut short or damaged") for reason in report.rejected)
+    torn.write_bytes(whole[:12])
+    assert run(store, torn).files[0].reason.startswith("it is cut short or damaged")
 
 
 def test_a_folder_is_read_file_by_file_and_a_missing_path_is_an_error(tmp_path: Path, store: EmbeddedStore) -> None:
@@ -202,14 +210,19 @@ def test_a_folder_is_read_file_by_file_and_a_missing_path_is_an_error(tmp_path: 
         ('{"status":"success"}', Format.JSON),
         ("GPU 0: NVIDIA H100 (UUID: GPU-1)\n", Format.SMI_LIST),
         ("#Entity   GPUTL\nID\nGPU 0     N/A\n", Format.DCGMI_DMON),
-        ("# gpu    pwr  sm\n# Idx      W   %\n    0    100  5\n", Format.UNSTAMPED),
+        ("# gpu    pwr  sm\n# Idx      W   %\n    0    100  5\n", Format.DMON),
+        ("#Time        gpu    pwr  sm\n", Format.DMON),
+        ("<?xml version='1.0'?>\n<nvidia_smi_log>\n", Format.SMI_XML),
+        ('{"segments": [], "device_traces": []}', Format.SNAPSHOT),
+        ("torn\ntimestamp, utilization.gpu [%]\n", Format.SMI_QUERY),
         ("# gpu         pid   type     sm\n", Format.PMON),
         ("DCGM_FI_DEV_SM_CLOCK, gauge, SM clock frequency.\n", Format.COUNTERS),
         ("# note\ndcgm_sm_clock, gauge, SM clock\n", Format.COUNTERS),
         ("2026/04/25 16:06:06.780, 0 %, 0 %, 2 MiB\n", Format.HEADERLESS),
         ("347.05 W, 74, N/A, 100 %\n", Format.HEADERLESS),
         ("timestamp, pid, gpu_utilization [%], time [ms]\n", Format.ACCOUNTED),
-        ("index, utilization.gpu [%]\n0, 5 %\n", Format.UNSTAMPED),
+        ("index, utilization.gpu [%]\n0, 5 %\n", Format.SMI_QUERY),
+        ("pid, used_memory [MiB]\n", Format.SMI_APPS),
         ("# HELP a b\n# TYPE a gauge\n", Format.EXPOSITION),
         ("tgi_queue_size 3\n", Format.EXPOSITION),
         ("What a lovely day it is.\n", Format.UNKNOWN),
@@ -228,7 +241,6 @@ def test_every_reference_capture_and_log_goes_through(shared_dir: Path, store: E
     assert by_name["miris_v100.csv"].accepted == 107
     assert by_name["qwen3asr_gpu_log.csv"].rows["gpu"] == 652
     assert by_name["plato_headerless.csv"].format is Format.HEADERLESS
-    assert by_name["nvsmi_l40s_dmon.txt"].format is Format.UNSTAMPED
     assert all(f.reason for f in report.files if f.status == "rejected")
     window = Window(datetime(2025, 6, 13, tzinfo=UTC), datetime(2025, 6, 14, tzinfo=UTC))
     volta = store.read("gpu", window, where={"node": "miris_v100"}, every=timedelta(days=1), aggregate="max")

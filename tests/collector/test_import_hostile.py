@@ -13,15 +13,19 @@ import numpy as np
 import pytest
 
 import collector.importing.run
+from collector.batch import Batch
 from collector.importing import Format, ImportOptions, detect, import_files
 from collector.importing.columns import fact_text
-from collector.importing.smi import LogPlace, LogResult, read_apps, read_dmon, read_query
+from collector.importing.log import LogPlace, Tally
+from collector.importing.monitors import read_dmon
+from collector.importing.tables import read_apps, read_query
+from collector.importing.text import TextFile
 from collector.settings import StoreSettings
 from collector.store import EmbeddedStore
 from collector.window import Window
+from tests.collector.reading import Read, read
 
 ALL = Window(datetime(2000, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC))
-PLACE = LogPlace("default", "n1", UTC)
 HEAD = "timestamp, uuid, index, utilization.gpu [%], memory.used [MiB]\n"
 QUERY = HEAD + "2026/04/01 10:00:00, GPU-1, 0, 37 %, 1024 MiB\n2026/04/01 10:00:01, GPU-1, 0, 38 %, 1024 MiB\n"
 
@@ -37,16 +41,16 @@ def line(second: int, rest: str) -> str:
     return f"2026/04/01 10:00:{second:02}, {rest}\n"
 
 
-def cards(result: LogResult) -> list[str]:
+def cards(result: Read) -> list[str]:
     return list(result.batch.rows["gpu"].column("gpu").to_pylist())
 
 
 @pytest.mark.parametrize("torn", ["x" * 200_000, "\0" * 100, 'GPU-1,"\0'])
 def test_a_torn_line_is_rejected_with_its_place(torn: str) -> None:
     text = QUERY + torn + "\n" + line(2, "GPU-1, 0, 39 %, 1024 MiB")
-    result = read_query(text, PLACE)
+    result = read(read_query, text)
     assert result.accepted == 3
-    assert list(result.rejected.values()) == [[4]]
+    assert list(result.rejected.values()) == [(1, 4)]
     assert detect(torn + "\n" + QUERY) is Format.SMI_QUERY
 
 
@@ -63,9 +67,9 @@ def test_a_torn_line_is_rejected_with_its_place(torn: str) -> None:
     ],
 )
 def test_a_line_of_a_time_out_of_reason_is_rejected(store: EmbeddedStore, stamp: str) -> None:
-    result = read_query(f"{QUERY}{stamp}, GPU-1, 0, 39 %, 1024 MiB\n", PLACE)
+    result = read(read_query, f"{QUERY}{stamp}, GPU-1, 0, 39 %, 1024 MiB\n")
     assert result.accepted == 2
-    assert list(result.rejected.values()) == [[4]]
+    assert list(result.rejected.values()) == [(1, 4)]
     store.write(result.batch)
 
 
@@ -76,11 +80,12 @@ def test_a_later_dmon_heading_without_a_date_loses_only_its_own_lines() -> None:
         "#Date Time gpu pid sm\n 20260401 10:00:01 0 17 81\n"
         "#Date Time gpu sm\n 20260401 10:00:02 0 82\n 20260401 10:00:03 all 82\n"
     )
-    result = read_dmon(text, PLACE)
+    result = read(read_dmon, text)
     assert result.accepted == 2
     assert dict(result.rejected) == {
-        "expected a heading with Date, Time and gpu above it (dmon -o DT)": [4, 6],
-        "expected the number of a card": [9],
+        "expected a date and a time": (1, 4),
+        "expected a heading with the names of the columns above it": (1, 6),
+        "expected the number of a card": (1, 9),
     }
 
 
@@ -90,10 +95,10 @@ def test_an_unexpected_error_rejects_its_file_by_name_and_no_other(
     (tmp_path / "a.csv").write_text(QUERY)
     (tmp_path / "b.txt").write_text("#Date Time gpu sm\n 20260401 10:00:00 0 80\n")
 
-    def broken(_text: str, _place: LogPlace) -> LogResult:
+    def broken(_file: TextFile, _place: LogPlace, _tally: Tally) -> Iterator[Batch]:
         raise KeyError("unforeseen")
 
-    monkeypatch.setitem(collector.importing.run._READERS, Format.SMI_QUERY, broken)
+    monkeypatch.setitem(collector.importing.run.READERS, Format.SMI_QUERY, broken)
     report = import_files([tmp_path / "a.csv", tmp_path / "b.txt"], store, ImportOptions())
     assert [f.status for f in report.files] == ["rejected", "imported"]
     assert "unforeseen" in report.files[0].reason
@@ -144,7 +149,7 @@ def test_a_name_that_is_no_text_is_no_obstacle(tmp_path: Path, store: EmbeddedSt
 )
 def test_a_cell_without_a_uuid_is_no_card(cell: str, events: int) -> None:
     text = QUERY + line(2, f"{cell}, 1, [Unknown Error], 4 MiB") + line(3, f"{cell}, [N/A], 1 %, 4 MiB")
-    result = read_query(text, PLACE)
+    result = read(read_query, text)
     assert cards(result) == ["GPU-1", "GPU-1", "n1/1"]
     told = [(e.subject.kind, e.subject.gpu) for e in result.batch.events if cell in e.message and cell]
     # The cell of utilization answered with an error as well.
@@ -152,7 +157,7 @@ def test_a_cell_without_a_uuid_is_no_card(cell: str, events: int) -> None:
         assert ("gpu", "n1/1") in told
         assert ("node", "") in told
     else:
-        assert result.rejected["expected the UUID or the number of a card"] == [5]
+        assert result.rejected["expected the UUID or the number of a card"] == (1, 5)
     assert any(f.name == "identity" and f.subject.gpu == "n1/1" for f in result.batch.facts)
     assert not any("[" in f.subject.gpu for f in result.batch.facts)
 
@@ -166,7 +171,7 @@ def test_a_process_is_named_by_its_first_sight_and_an_invalid_cell_is_counted() 
         "2026/04/01 10:00:05, [GPU is lost], 8, x, 1 MiB\n"
         "2026/04/01 10:00:05, GPU-1, [N/A], x, 1 MiB\n"
     )
-    result = read_apps(text, PLACE)
+    result = read(read_apps, text)
     start = int(datetime(2026, 4, 1, 10, tzinfo=UTC).timestamp())
     rows = result.batch.rows["slice"].to_pydict()
     assert rows["slice"] == [f"n1/7.{start}", f"n1/7.{start}", f"n1/8.{start + 5}"]
@@ -176,7 +181,7 @@ def test_a_process_is_named_by_its_first_sight_and_an_invalid_cell_is_counted() 
         (f"n1/8.{start + 5}", "memory_used_bytes", 1),
     ]
     assert [(e.subject.kind, e.subject.gpu) for e in result.batch.events] == [("gpu", "GPU-1")]
-    assert result.rejected["expected a time stamp, a card and a pid"] == [5, 6]
+    assert result.rejected["expected a time stamp, a card and a pid"] == (2, 5)
 
 
 def test_facts_are_told_again_when_they_change(tmp_path: Path, store: EmbeddedStore) -> None:
@@ -192,7 +197,7 @@ def test_facts_are_told_again_when_they_change(tmp_path: Path, store: EmbeddedSt
 
 def test_held_not_held_and_unknown_are_three_things() -> None:
     rows = ["[N/A], 900 MiB", "[N/A], [N/A]", "0 %, [N/A]", "[N/A], 4 MiB", "3 %, 4 MiB"]
-    result = read_query(HEAD + "".join(line(i, f"GPU-1, 0, {row}") for i, row in enumerate(rows)), PLACE)
+    result = read(read_query, HEAD + "".join(line(i, f"GPU-1, 0, {row}") for i, row in enumerate(rows)))
     held = result.batch.rows["slice"].to_pydict()
     assert [at.second for at in held["time"]] == [0, 1, 4]
     assert "memory_used_bytes" not in held
@@ -202,8 +207,8 @@ def test_held_not_held_and_unknown_are_three_things() -> None:
 
 
 def test_a_clock_that_was_never_set_is_no_time() -> None:
-    result = read_query(HEAD + "0001/01/01 00:00:00, GPU-1, 0, 1 %, 4 MiB\n" + line(0, "GPU-1, 0, 1 %, 4 MiB"), PLACE)
-    assert (result.accepted, result.rejected["expected a time stamp"]) == (1, [2])
+    result = read(read_query, HEAD + "0001/01/01 00:00:00, GPU-1, 0, 1 %, 4 MiB\n" + line(0, "GPU-1, 0, 1 %, 4 MiB"))
+    assert (result.accepted, result.rejected["expected a time stamp"]) == (1, (1, 2))
 
 
 def test_slices_that_wait_for_their_holder_stand_beside_those_that_do_not(tmp_path: Path, store: EmbeddedStore) -> None:

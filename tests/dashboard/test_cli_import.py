@@ -82,12 +82,33 @@ def test_what_is_no_log_is_rejected_by_name_beside_what_is(trimtab: Callable[...
         (["nowhere.csv"], "expected a file or a folder, got 'nowhere.csv', which is not there"),
         (["node7.csv", "--tz", "Mars/Base"], "expected a zone such as Europe/Berlin or +02:00, got 'Mars/Base'"),
         (["node7.csv", "--start", "noon"], "expected an instant such as"),
+        (["node7.csv", "--columns", "timestamp,powr.draw"], "'powr.draw' is not known; did you mean 'power.draw'?"),
+        (["node7.csv", "--columns", "a,b"], "expected names such as timestamp,utilization.gpu"),
+        (["node7.csv", "--gpus", "0"], "--gpus"),
+        (["node7.csv", "--interval", "-1"], "--interval"),
     ],
 )
 def test_a_wrong_call_is_code_2(trimtab: Callable[..., Ran], log: Path, arguments: list[str], expected: str) -> None:
     ran = trimtab("import", *arguments)
     assert ran.code == 2
     assert expected in ran.err
+
+
+def test_a_log_without_heading_stamps_and_names_of_cards(trimtab: Callable[..., Ran], elsewhere: Path) -> None:
+    (elsewhere / "n1.txt").write_text("10.00 W, 7 %\n20.00 W, 8 %\n11.00 W, 9 %\n21.00 W, 9 %\n")
+    refused = trimtab("import", "n1.txt")
+    assert (refused.code, "--columns" in refused.out) == (3, True)
+    call = ("import", "n1.txt", "--columns", "power.draw,utilization.gpu", "--gpus", "2")
+    times = ("--start", "2026-01-05T12:00:00Z", "--interval", "0.5")
+    assert trimtab(*call, "--strict").code == 3
+    assert trimtab(*call, *times, "--strict").code == 0
+    noon = datetime(2026, 1, 5, 12, tzinfo=UTC)
+    assert sorted(gpu_rows(), key=lambda row: row[2]) == [
+        (noon, "n1", 10.0),
+        (noon + timedelta(seconds=0.5), "n1", 11.0),
+        (noon, "n1", 20.0),
+        (noon + timedelta(seconds=0.5), "n1", 21.0),
+    ]
 
 
 def test_zones() -> None:
