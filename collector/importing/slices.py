@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from collector.batch import Batch, Event, Fact, Provenance, Reject, Subject, make_rows
-from collector.importing.cards import device_event
 from collector.clock import to_ms
+from collector.importing.cards import device_event
 from collector.importing.columns import Cell, told
 from collector.importing.log import CHUNK_ROWS, LogPlace, Tally
 from collector.schema import SLICE, UNKNOWN
