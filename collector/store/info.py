@@ -68,5 +68,6 @@ def describe_store(settings: StoreSettings) -> StoreInfo:
     ]
     order = list(MEASUREMENTS)
     holdings.sort(key=lambda holding: (order.index(holding.measurement), holding.tier != "raw", holding.tier))
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    files = [path.stat() for path in folder.rglob("*") if path.is_file()]
+    size = sum({(file.st_dev, file.st_ino): file.st_size for file in files}.values())  # one file may have two names
     return StoreInfo(tuple(holdings), counts[0], counts[1], counts[2], size)

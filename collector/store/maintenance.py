@@ -13,7 +13,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -27,8 +27,8 @@ from collector.settings import StoreSettings
 from collector.store import catalogue, query
 from collector.store.engine import Engine
 from collector.store.hot import Blob, decode, gather
-from collector.store.request import HOUR, MINUTE, RAW, STEP_MS, Pieces, Segment
-from collector.store.sealed import write_sealed
+from collector.store.request import HOUR, MINUTE, RAW, STEP_MS, Pieces, Range, Segment
+from collector.store.sealed import link_or_copy, write_sealed
 from collector.store.segments import read_segments
 from collector.window import Window
 
@@ -43,13 +43,22 @@ _LOCK_PATIENCE_SECONDS = 30.0
 _LOCK = "maintenance"
 
 
+@dataclass(frozen=True, slots=True)
+class _File:
+    tier: str
+    path: Path
+    rows: int
+    exponents: dict[str, int | None]
+    bounds: tuple[int, int]
+
+
 @dataclass(slots=True)
 class _Written:
     """A group of files of the same rows: raw first, then its tiers."""
 
     measurement: str
     seqs: tuple[int, int]
-    files: list[tuple[str, Path, pa.Table, dict[str, int | None], tuple[int, int]]] = field(default_factory=list)
+    files: list[_File] = field(default_factory=list)
 
 
 class Maintainer:
@@ -147,12 +156,11 @@ class Maintainer:
             (sealed_to,) = self._db.execute(
                 "SELECT max(t_max) FROM seg WHERE measurement = ? AND tier = ? AND state = 'live'", (spec.name, RAW)
             ).fetchone()
-            late = [i for i, b in enumerate(blobs) if sealed_to is not None and b.t_min <= sealed_to]
-            fresh = sorted(set(range(len(blobs))) - set(late))
+            hot = gather(spec, spec.field_names, tables, [b.seq_min for b in blobs])
+            clashes = Pieces((), [r for b in blobs for r in b.ranges], {}).clashes
             written: list[_Written] = []
-            for chosen in (late, fresh):  # apart, so that one late row does not make a whole day contested
-                if chosen:
-                    written += self._seal_blobs(spec, [blobs[i] for i in chosen], [tables[i] for i in chosen])
+            for part in _parted(hot, sealed_to):
+                written += self._seal_rows(spec, part, clashes)
             self._swap(written, owner, sealed=[b.seq_min for b in blobs])
 
     def _oldest_blobs(self, spec: Measurement, last: int) -> tuple[list[Blob], list[pa.Table]]:
@@ -172,14 +180,12 @@ class Maintainer:
                     break
         return blobs, tables
 
-    def _seal_blobs(self, spec: Measurement, blobs: Sequence[Blob], tables: Sequence[pa.Table]) -> list[_Written]:
-        hot = gather(spec, spec.field_names, tables, [b.seq_min for b in blobs])
-        pieces = Pieces((), [r for b in blobs for r in b.ranges], {})
+    def _seal_rows(self, spec: Measurement, hot: pa.Table, clashes: Sequence[Range]) -> list[_Written]:
         written = []
         # Only days that have rows: one row of long ago must not cost a query for each day since.
         for day in np.unique(hot.column("t").to_numpy() // DAY_MS).tolist():
             span = (day * DAY_MS, (day + 1) * DAY_MS)
-            rows = query.merged_rows(spec, spec.field_names, (), span=span, where={}, clashes=pieces.clashes)
+            rows = query.merged_rows(spec, spec.field_names, (), span=span, where={}, clashes=clashes)
             table = self._engine.run(query.select_sorted(spec, spec.field_names, rows), hot=hot)
             written.append(self._write(spec, table))
         return written
@@ -187,26 +193,44 @@ class Maintainer:
     def _write(self, spec: Measurement, table: pa.Table) -> _Written:
         """Write sorted raw rows of one day and the tiers made of them."""
         group = _Written(spec.name, _bounds(table, "seq"))
-        self._add_file(group, spec, RAW, table)
+        raw = self._add_file(group, spec, RAW, table)
         fields = [n for n in spec.field_names if table.column(n).null_count < table.num_rows]
-        steps = table.column("t").to_numpy() // STEP_MS[MINUTE]
-        if (steps[1:] != steps[:-1]).all():  # the usual cycle is a minute: there is nothing to aggregate then
-            minutes = query.relabel(spec, fields, STEP_MS[MINUTE])
+        times = table.column("t").to_numpy()
+        steps = times // STEP_MS[MINUTE]
+        lone = bool((steps[1:] != steps[:-1]).all())  # the usual cycle is a minute: there is nothing to aggregate then
+        if lone and (steps * STEP_MS[MINUTE] == times).all():
+            self._add_link(group, spec, MINUTE, raw)
+            finer = table
         else:
-            minutes = query.downsample(spec, fields, STEP_MS[MINUTE], of_partials=False)
-        hours = query.downsample(spec, fields, STEP_MS[HOUR], of_partials=True)
-        finer = table
-        for tier, statement in ((MINUTE, minutes), (HOUR, hours)):
-            finer = self._engine.run(statement, hot=finer).rename_columns({"bucket": "t"})
-            self._add_file(group, spec, tier, finer)
+            if lone:
+                finer = table.drop_columns(["seq"]).set_column(0, "t", pa.array(steps * STEP_MS[MINUTE]))
+            else:
+                finer = self._downsampled(spec, fields, table, MINUTE, of_partials=False)
+            self._add_file(group, spec, MINUTE, finer)
+        self._add_file(group, spec, HOUR, self._downsampled(spec, fields, finer, HOUR, of_partials=not lone))
         return group
 
-    def _add_file(self, group: _Written, spec: Measurement, tier: str, table: pa.Table) -> None:
-        times = table.column("t")
-        day = from_ms(int(times[0].as_py())).strftime("%Y%m%d")
-        path = self._folder / "sealed" / f"{spec.name}-{tier}-{day}-{uuid.uuid4().hex[:12]}.parquet"
+    def _downsampled(
+        self, spec: Measurement, fields: Sequence[str], rows: pa.Table, tier: str, *, of_partials: bool
+    ) -> pa.Table:
+        statement = query.downsample(spec, fields, STEP_MS[tier], of_partials=of_partials)
+        return self._engine.run(statement, hot=rows).rename_columns({"bucket": "t"})
+
+    def _new_path(self, spec: Measurement, tier: str, first_ms: int) -> Path:
+        day = from_ms(first_ms).strftime("%Y%m%d")
+        return self._folder / "sealed" / f"{spec.name}-{tier}-{day}-{uuid.uuid4().hex[:12]}.parquet"
+
+    def _add_file(self, group: _Written, spec: Measurement, tier: str, table: pa.Table) -> _File:
+        path = self._new_path(spec, tier, int(table.column("t")[0].as_py()))
         exponents = write_sealed(path, table, spec.tags)
-        group.files.append((tier, path, table, exponents, _bounds(table, "t")))
+        group.files.append(_File(tier, path, table.num_rows, exponents, _bounds(table, "t")))
+        return group.files[-1]
+
+    def _add_link(self, group: _Written, spec: Measurement, tier: str, of: _File) -> None:
+        """Give a file a second name in another tier: it outlives the first, and takes no room beside it."""
+        path = self._new_path(spec, tier, of.bounds[0])
+        link_or_copy(of.path, path)
+        group.files.append(replace(of, tier=tier, path=path))
 
     def _swap(
         self,
@@ -226,26 +250,26 @@ class Maintainer:
                 self._mark_deleted(replaced)
         except BaseException:
             for group in written:
-                for _, path, *_ in group.files:
-                    path.unlink(missing_ok=True)
+                for file in group.files:
+                    file.path.unlink(missing_ok=True)
             raise
 
     def _insert(self, group: _Written) -> None:
         source: int | None = None
-        last = group.files[0][4][1]
-        for tier, path, table, exponents, bounds in group.files:
+        last = group.files[0].bounds[1]
+        for file in group.files:
             row = self._db.execute(
                 "INSERT INTO seg (measurement, tier, path, t_min, t_max, rows, seq_min, seq_max, exponents, source)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING id",
                 (
                     group.measurement,
-                    tier,
-                    f"sealed/{path.name}",
-                    bounds[0],
-                    max(bounds[1], last),
-                    table.num_rows,
+                    file.tier,
+                    f"sealed/{file.path.name}",
+                    file.bounds[0],
+                    max(file.bounds[1], last),
+                    file.rows,
                     *group.seqs,
-                    json.dumps(exponents),
+                    json.dumps(file.exponents),
                     source,
                 ),
             ).fetchone()
@@ -389,6 +413,15 @@ class Maintainer:
                 known = catalogue.floors(self._db, spec.name).get(tier, floor)
                 self._db.execute("REPLACE INTO meta VALUES (?, ?)", (f"floor/{spec.name}/{tier}", max(floor, known)))
         return sum(s.rows for s in old)
+
+
+def _parted(rows: pa.Table, sealed_to: int | None) -> list[pa.Table]:
+    """Part rows at what is sealed already, so that a few late ones do not make a whole day contested."""
+    times = rows.column("t").to_numpy()
+    late = times <= (-(2**63) if sealed_to is None else sealed_to)
+    if late.all() or not late.any():
+        return [rows]
+    return [rows.filter(pa.array(late)), rows.filter(pa.array(~late))]
 
 
 def _with_tiers(raw: Sequence[Segment], segments: Sequence[Segment]) -> list[int]:

@@ -82,23 +82,49 @@ def merged_rows(
     where: Mapping[str, tuple[str, ...]],
     clashes: Sequence[Range],
 ) -> str:
-    """Return a SELECT of raw rows (`t`, tags, `seq`, fields) in `span`, each key and time once."""
+    """Return a SELECT of raw rows (`t`, tags, `seq`, fields) in `span`, each key and time once.
+
+    Where files and unsealed rows clash, most rows still stand once. So the largest files that do not overlap each other
+    are only joined with the keys and times of the rest, which is small: late rows. What has no partner passes through.
+    """
     hot = (
         f"SELECT t, {_names(spec.tags)}, seq{''.join(f', {c}' for c in map(_one, fields))} FROM hot WHERE "
         + " AND ".join([f"t >= {span[0]} AND t < {span[1]}", *_filter(where, spec.key)])
     )
-    rows = " UNION ALL ".join([*scan(segments, spec, fields, span, where), hot])
+
+    def union(chosen: Sequence[Segment], *more: str) -> str:
+        return " UNION ALL ".join([*scan(chosen, spec, fields, span, where), *more])
+
+    loud = [s for s in segments if any(s.t_min < end and s.t_max >= start for start, end in clashes)]
     if not clashes:
-        return rows
+        return union(segments, hot)
+    base = _apart(loud)
+    quiet = [s for s in segments if s not in loud]
+    rest = union([s for s in loud if s not in base], hot)
+    inside = _inside(clashes)
+    same = " AND ".join(f"b.{name} = k.{name}" for name in ("t", *map(_one, spec.key)))
+    with_partner = f" UNION ALL SELECT b.* FROM ({union(base)}) AS b SEMI JOIN late AS k ON {same}" if base else ""
     carried = "".join(f', arg_min("{tag}", seq) AS "{tag}"' for tag in spec.extra_tags)
     values = "".join(f', arg_max("{name}", seq) AS "{name}"' for name in fields)
     key = _names(spec.key)
-    merged = (
-        f"SELECT t, {key}{carried}, max(seq) AS seq{values} FROM ({rows}) WHERE {_inside(clashes)} GROUP BY t, {key}"
-    )
-    if clashes[0][0] <= span[0] and clashes[0][1] >= span[1]:
-        return merged
-    return f"SELECT * FROM ({rows}) WHERE NOT {_inside(clashes)} UNION ALL {merged}"
+    parts = [
+        f"SELECT t, {key}{carried}, max(seq) AS seq{values} FROM (SELECT * FROM late{with_partner}) GROUP BY t, {key}",
+        f"SELECT t, {_names((*spec.tags, 'seq', *fields))} FROM ({rest}) WHERE NOT {inside}",
+        *([union(quiet)] if quiet else []),
+        *([f"SELECT b.* FROM ({union(base)}) AS b ANTI JOIN late AS k ON {same}"] if base else []),
+    ]
+    columns = _names((*spec.tags, "seq", *fields))
+    together = " UNION ALL ".join(f"SELECT t, {columns} FROM ({part})" for part in parts)
+    return f"WITH late AS MATERIALIZED (SELECT * FROM ({rest}) WHERE {inside}) {together}"
+
+
+def _apart(segments: Sequence[Segment]) -> list[Segment]:
+    """Return files that do not overlap in time, the largest first."""
+    chosen: list[Segment] = []
+    for segment in sorted(segments, key=lambda s: (-s.rows, s.id)):
+        if all(segment.t_max < other.t_min or segment.t_min > other.t_max for other in chosen):
+            chosen.append(segment)
+    return chosen
 
 
 def _one(name: str) -> str:
@@ -121,11 +147,13 @@ def statement(request: Request, pieces: Pieces, *, resolve: bool = False) -> tup
     return _select_partials(request, pieces, tier), tier
 
 
-def _rows_of(request: Request, pieces: Pieces, *, holders: bool = True) -> str:
+def _rows_of(request: Request, pieces: Pieces, *, holders: bool = True, within: Sequence[Range] = ()) -> str:
+    """Return a SELECT of merged raw rows; with `within`, of those files only that may hold rows of its ranges."""
+    segments = pieces.of(RAW)
     rows = merged_rows(
         request.spec,
         request.fields,
-        pieces.of(RAW),
+        [s for s in segments if not within or any(s.t_min < end and s.t_max >= start for start, end in within)],
         span=(request.start, request.end),
         where=request.where,
         clashes=pieces.clashes,
@@ -179,7 +207,9 @@ def _select_partials(request: Request, pieces: Pieces, tier: str) -> str:
     span = (request.start, request.end)
     raw_buckets = _raw_buckets(request, pieces)
     of_tier = f"SELECT t, {_names(spec.tags)}" + "".join(
-        f', "{f}", coalesce("{f}__min", "{f}") AS "{f}__min", coalesce("{f}__max", "{f}") AS "{f}__max", "{f}__count"'
+        f', "{f}", coalesce("{f}__min", "{f}") AS "{f}__min", coalesce("{f}__max", "{f}") AS "{f}__max",'
+        # A tier whose every step is one row is those rows as they are, without counts.
+        f' coalesce("{f}__count", ("{f}" IS NOT NULL)::DOUBLE) AS "{f}__count"'
         for f in request.fields
     )
     of_row = f"SELECT t, {_names(spec.tags)}" + "".join(
@@ -195,7 +225,7 @@ def _select_partials(request: Request, pieces: Pieces, tier: str) -> str:
     ]
     parts.append(f"{of_row} FROM (SELECT * FROM hot WHERE {unsealed}){elsewhere}")
     if raw_buckets:
-        rows = _rows_of(request, pieces)
+        rows = _rows_of(request, pieces, within=raw_buckets)
         parts.append(f"{of_row} FROM ({rows}) WHERE {_inside(raw_buckets)}")
 
     def value(name: str) -> str:
@@ -241,17 +271,6 @@ def downsample(spec: Measurement, fields: Sequence[str], step: int, *, of_partia
         f"SELECT t // {step} * {step} AS bucket, {tags}{''.join(map(values, fields))} FROM hot"
         f" GROUP BY bucket, {tags} ORDER BY {tags}, bucket"
     )
-
-
-def relabel(spec: Measurement, fields: Sequence[str], step: int) -> str:
-    """Return `downsample` of the raw rows in `hot` for the case that no step of a key holds two of them."""
-    values = "".join(
-        f', "{name}", NULL::DOUBLE AS "{name}__min", NULL::DOUBLE AS "{name}__max",'
-        f' CASE WHEN "{name}" IS NOT NULL THEN 1.0::DOUBLE END AS "{name}__count"'
-        for name in fields
-    )
-    tags = _names(spec.tags)
-    return f"SELECT t // {step} * {step} AS bucket, {tags}{values} FROM hot ORDER BY {tags}, bucket"
 
 
 def select_sorted(spec: Measurement, fields: Sequence[str], rows: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -113,6 +114,16 @@ def write_sealed(path: Path, table: pa.Table, tags: Sequence[str]) -> dict[str, 
     _force_to_disk(path)
     _force_to_disk(path.parent)
     return exponents
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give a file a second name; where the file system has no hard links, copy it."""
+    try:
+        target.hardlink_to(source)
+    except OSError:
+        shutil.copyfile(source, target)
+        _force_to_disk(target)
+    _force_to_disk(target.parent)
 
 
 def _force_to_disk(path: Path) -> None:
