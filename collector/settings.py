@@ -133,6 +133,11 @@ class StoreSettings(Section):
     raw_days: float = Field(7.0, gt=0, description="keep raw rows, in days")
     minute_days: float = Field(90.0, gt=0, description="keep 1-min rows, in days")
     hour_days: float = Field(730.0, gt=0, description="keep 1-h rows, in days")
+    disk_max_bytes: int = Field(
+        0,
+        ge=0,
+        description="drop the oldest rows beyond so many bytes; those not shipped to InfluxDB yet go last; 0: no limit",
+    )
 
 
 class InfluxSettings(Section):

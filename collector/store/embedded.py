@@ -22,16 +22,16 @@ from collector.batch import Batch
 from collector.clock import Clock, SystemClock, from_ms, to_ms
 from collector.errors import ConfigurationError, TrimtabError, UnreachableError
 from collector.protocols import Where
-from collector.schema import Measurement
+from collector.schema import MEASUREMENTS, Measurement
 from collector.settings import StoreSettings
-from collector.store import catalogue, spans
+from collector.store import catalogue, dropping, sealing, spans
 from collector.store.engine import Engine
 from collector.store.hot import Blob, DecodedCache, conform, count_distinct, decode, encode, gather, measurement_of
-from collector.store.maintenance import SEAL_BLOBS, Maintainer
 from collector.store.outbox import mark_dirty
 from collector.store.reading import RowReader
 from collector.store.request import Pieces, Request, make_request
 from collector.store.segments import read_segments
+from collector.store.workshop import Workshop
 from collector.window import Window
 
 _log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class EmbeddedStore(RowReader):
         self._reader = self._connect()
         self._opened = catalogue.identity(self._folder)
         self._facts = None if self._writer is None else spans.FactWriter(self._writer)
-        self._maintainer = None if read_only else Maintainer(self._folder, settings, self._clock)
+        self._workshop = None if read_only else Workshop(self._folder, settings, self._clock)
         self._write_lock = threading.Lock()
         self._read_lock = threading.Lock()
         self._cache = DecodedCache()
@@ -77,9 +77,9 @@ class EmbeddedStore(RowReader):
         self._wake = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
-        if self._maintainer is not None:
+        if self._workshop is not None:
             with catalogue.failures(self._folder, "open"):
-                self._maintainer.start()
+                self._workshop.remove_strays()
 
     def _connect(self) -> sqlite3.Connection:
         return catalogue.connect(self._folder, read_only=self._read_only, synchronous=self._settings.synchronous)
@@ -139,7 +139,7 @@ class EmbeddedStore(RowReader):
         for name, table in tables.items():
             rows, blobs = self._unsealed.get(name, (0, 0))
             self._unsealed[name] = (rows + table.num_rows, blobs + 1)
-            if self._unsealed[name][0] >= self._settings.seal_rows or self._unsealed[name][1] >= SEAL_BLOBS:
+            if self._unsealed[name][0] >= self._settings.seal_rows or self._unsealed[name][1] >= sealing.SEAL_BLOBS:
                 self._unsealed[name] = (0, 0)
                 self._wake.set()
         if self._thread is None:
@@ -153,10 +153,10 @@ class EmbeddedStore(RowReader):
         while True:
             self._wake.wait(_LOOK_SECONDS)
             self._wake.clear()
-            if self._stopping or self._maintainer is None:
+            if self._stopping:
                 return
             try:
-                self._maintainer.work()
+                self.maintain()
             except (sqlite3.Error, duckdb.Error, pa.ArrowException, OSError, TrimtabError) as error:
                 _log.error("sealing the store in %s failed and is tried again: %s", self._folder, error)
 
@@ -169,32 +169,54 @@ class EmbeddedStore(RowReader):
         """
         request = make_request(measurement, window, fields=(), where=where, by=None, every=None, aggregate="mean")
         with catalogue.failures(self._folder, "delete from"):
-            return self._maintenance().delete(request.spec, window, request.where)
+            shop = self._open_workshop()
+            with shop.insisting() as owner:
+                return dropping.delete_rows(shop, request.spec, window, request.where, owner)
 
     def retain(self, now: datetime) -> int:
-        """Drop what is older than the tiers' retention, by whole files; return how many rows went."""
+        """Drop what is older than the settings keep, or too much for the disk, by whole files; return how many rows."""
         with catalogue.failures(self._folder, "drop old rows of"):
-            return self._maintenance().retain(now)
+            shop = self._open_workshop()
+            with shop.insisting() as owner:
+                dropped = dropping.drop_old_rows(shop, now, owner)
+                dropping.drop_old_texts(shop, now)
+                dropping.keep_within_limit(shop)
+                shop.purge()
+            return dropped
 
     def seal(self) -> None:
         """Seal all rows now; otherwise a thread does it when they are many or old enough."""
         with catalogue.failures(self._folder, "seal"):
-            self._maintenance().seal()
+            shop = self._open_workshop()
+            with shop.insisting() as owner:
+                for spec in MEASUREMENTS.values():
+                    sealing.seal(shop, spec, owner)
 
     def merge(self) -> None:
         """Merge the sealed files of each day into one a tier now; otherwise a thread does it as they grow."""
         with catalogue.failures(self._folder, "merge"):
-            self._maintenance().merge()
+            shop = self._open_workshop()
+            with shop.insisting() as owner:
+                for spec in MEASUREMENTS.values():
+                    sealing.merge(shop, spec, owner)
 
     def maintain(self) -> None:
-        """Do now what the thread does from time to time: seal and merge what is due, remove files after their grace."""
-        with catalogue.failures(self._folder, "maintain"):
-            self._maintenance().work()
+        """Do now what the thread does from time to time: seal and merge what is due, remove files after their grace.
 
-    def _maintenance(self) -> Maintainer:
-        if self._maintainer is None:
+        Nothing where another process is at it.
+        """
+        with catalogue.failures(self._folder, "maintain"):
+            shop = self._open_workshop()
+            with shop.holding() as owner:
+                if owner is not None:
+                    sealing.seal_and_merge_due(shop, owner)
+                    dropping.keep_within_limit(shop)
+                    shop.purge()
+
+    def _open_workshop(self) -> Workshop:
+        if self._workshop is None:
             raise _opened_for_reading(self._folder)
-        return self._maintainer
+        return self._workshop
 
     def facts(self, window: Window | None = None, *, names: Sequence[str] | None = None) -> pd.DataFrame:
         """Return facts valid at some time in `window`; see `Store.facts`."""
@@ -279,8 +301,8 @@ class EmbeddedStore(RowReader):
         self._wake.set()
         if self._thread is not None:
             self._thread.join()
-        if self._maintainer is not None:
-            self._maintainer.close()
+        if self._workshop is not None:
+            self._workshop.close()
         self._engine.close()
         with self._read_lock:
             self._reader.close()

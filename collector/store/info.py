@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
@@ -31,13 +32,19 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class StoreInfo:
-    """Rows by measurement and tier, facts, events, rejects, and bytes on disk (log and files)."""
+    """Rows by measurement and tier, facts, events, rejects, bytes on disk (log and files), and shippers.
+
+    unshipped: shipper -> how many rows, facts, events and rejects it has still to send, at most.
+    lost_rows: rows that had to go, for want of disk, before they were shipped.
+    """
 
     holdings: tuple[Holding, ...]
     facts: int
     events: int
     rejects: int
     disk_bytes: int
+    unshipped: Mapping[str, int]
+    lost_rows: int
 
 
 def describe_store(settings: StoreSettings) -> StoreInfo:
@@ -62,6 +69,8 @@ def describe_store(settings: StoreSettings) -> StoreInfo:
             int(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0])  # noqa: S608 - our own tables
             for table in ("fact WHERE t_to IS NULL OR t_to > t_from", "event", "reject")
         ]
+        meta = dict(db.execute("SELECT name, value FROM meta WHERE name IN ('next_seq', 'lost_rows')"))
+        unshipped = {name: int(meta["next_seq"]) - 1 - int(seq) for name, seq in db.execute("SELECT * FROM cursor")}
     holdings = [
         Holding(name, tier, int(rows), int(unsealed), int(files), from_ms(first), from_ms(last))
         for name, tier, rows, unsealed, files, first, last in found
@@ -70,4 +79,4 @@ def describe_store(settings: StoreSettings) -> StoreInfo:
     holdings.sort(key=lambda holding: (order.index(holding.measurement), holding.tier != "raw", holding.tier))
     files = [path.stat() for path in folder.rglob("*") if path.is_file()]
     size = sum({(file.st_dev, file.st_ino): file.st_size for file in files}.values())  # one file may have two names
-    return StoreInfo(tuple(holdings), counts[0], counts[1], counts[2], size)
+    return StoreInfo(tuple(holdings), counts[0], counts[1], counts[2], size, unshipped, int(meta.get("lost_rows", 0)))

@@ -24,7 +24,7 @@ from collector.clock import VirtualClock, to_ms
 from collector.conformance import DAY, HOUR, MINUTE, START, at, slice_rows, window
 from collector.errors import ConfigurationError, UnreachableError
 from collector.settings import StoreSettings
-from collector.store import EmbeddedStore, FrameStore, catalogue, export_rows, maintenance
+from collector.store import EmbeddedStore, FrameStore, catalogue, export_rows, sealing, workshop
 from collector.store.engine import Engine
 from collector.store.info import describe_store
 from collector.window import Window
@@ -108,7 +108,7 @@ def test_rows_are_sealed_by_a_thread_when_they_are_many(tmp_path: Path) -> None:
 
 
 def test_rows_are_sealed_when_their_commits_are_many(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maintenance, "SEAL_BLOBS", 3)
+    monkeypatch.setattr(sealing, "SEAL_BLOBS", 3)
     for minute in range(3):
         lab.store.write(slice_rows([minute], ["a"], busy_ratio=[0.1]))
         lab.store.maintain()
@@ -327,8 +327,7 @@ def test_a_day_becomes_one_file_a_tier_and_old_files_go_after_a_grace(lab: Lab) 
 
 
 def test_a_growing_day_is_merged_as_its_files_become_many(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maintenance, "MERGE_FILES", 3)
-    monkeypatch.setattr(maintenance.Maintainer._merge, "__kwdefaults__", {"growing_files": 3, "days": None})
+    monkeypatch.setattr(sealing, "MERGE_FILES", 3)
     counts = []
     for step in range(6):
         lab.store.write(slice_rows([step], ["a"], busy_ratio=[0.1]))
@@ -356,7 +355,7 @@ def test_the_lock_row_keeps_others_out_until_its_holder_is_gone(lab: Lab, monkey
     lab.store.write(slice_rows([0], ["a"], busy_ratio=[0.1]))
     later = to_ms(START + DAY)
     lab.execute(f"INSERT INTO lock VALUES ('maintenance', 'other', {os.getppid()}, {later})")
-    monkeypatch.setattr(maintenance, "_LOCK_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(workshop, "_LOCK_PATIENCE_SECONDS", 0.1)
     with pytest.raises(UnreachableError, match="another process"):
         lab.store.seal()
     lab.clock.advance(3600)
