@@ -3,7 +3,9 @@
 Activity of a slice, in order of trust: sm_active, engine_active, busy. A MIG instance and a slice with counters of its
 own are measured. Under MPS, time slicing and vGPU only the time share of a slice's processes is known: the card's
 measured activity is divided among its slices, weighed by busy x quota under MPS (clients run side by side on their
-share of the SMs) and by busy under time slicing and vGPU (one runs at a time on all SMs).
+share of the SMs) and by busy under time slicing and vGPU (one runs at a time on all SMs). With enough samples the
+weights are learnt from that first guess: by how the card's activity moves with each slice's units of work (requests,
+steps) or, where that explains it better, with its busy time.
 Matrices are (T intervals, S holdings); ratios are of the whole card; NaN is absent.
 """
 
@@ -18,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analyzer.attribution import attribute, busy_weight, first_known
+from analyzer.attribution import attribute, busy_weight, first_known, learn_use
 from analyzer.facts import Key, Request, hardware_facts, hardware_spans, requests, to_float, value_at
 from analyzer.mig import board_of
 from analyzer.protocols import Partition
@@ -187,11 +189,36 @@ class Card:
         The sum over holdings is at most 1.
         """
         own = np.where(self.alive & self.measured, self._own_use(), np.nan)
-        weights = np.where(self.alive & ~self.measured, self._weights(), np.nan)
-        moments = np.repeat(np.arange(self.intervals), len(self.holdings))
-        used = attribute(own.ravel(), weights.ravel(), moments, self.activity).reshape(own.shape)
+        busy = np.where(self.alive & ~self.measured, self._weights(), np.nan)
+        used = self._divided(own, busy)
+        if not self.measured.all():
+            used = self._divided(own, self._learnt(own, busy, used))
         used[~self.alive] = 0.0
         return used
+
+    def _divided(self, own: Matrix, weights: Matrix) -> Matrix:
+        moments = np.repeat(np.arange(self.intervals), len(self.holdings))
+        return attribute(own.ravel(), weights.ravel(), moments, self.activity).reshape(own.shape)
+
+    def _learnt(self, own: Matrix, busy: Matrix, first_guess: Matrix) -> Matrix:
+        """Return the weights of slices without counters as their loads explain the card's activity, (T, S)."""
+        mine = np.flatnonzero(~self.measured)
+        rest = np.clip(self.activity - np.nansum(own, axis=1), 0.0, 1.0)
+        alive = self.alive[:, mine]
+        guess = np.where(alive, first_guess[:, mine], 0.0)
+        loads = [np.where(alive, load[:, mine], 0.0) for load in (first_known([self._work(), busy]), busy)]
+        learnt = [found for load in loads if (found := learn_use(rest, load, guess)) is not None]
+        weights = busy.copy()
+        if learnt:
+            best = min(learnt, key=lambda found: found.error).used
+            weights[:, mine] = np.where(np.isnan(best), busy[:, mine], best)
+            weights[~self.alive] = np.nan
+        return weights
+
+    def _work(self) -> Matrix:
+        """Return the units of work done, (T, S); NaN in all intervals of a slice that counts none."""
+        work = first_known([self.of_slices("requests_per_second"), self.of_slices("steps_count")])
+        return _bridged(work, self.alive)
 
     @cached_property
     def unattributed(self) -> Vector:

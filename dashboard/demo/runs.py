@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import multiprocessing
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pandas as pd
 
 from analyzer.findings import Finding
 from analyzer.ledger import Ledger
+from analyzer.protocols import Partition
 from analyzer.settings import AnalyzeSettings
 from collector.clock import VirtualClock
 from collector.collect import Collector
@@ -34,12 +37,13 @@ from sample_data.cluster.source import SimulatedSource
 from sample_data.cluster.spec import STEP_SECONDS, ClusterSpec
 from tuner.model import Mode
 from tuner.record import ChangeState
-from tuner.service.analyse import Analysis, load_detectors, run_analysis
+from tuner.service.analyse import Analysis, MapNodes, load_detectors, run_analysis
 from tuner.service.cycle import Tuner, TunerParts
 from tuner.settings import StateSettings, TunerSettings
 from tuner.state import open_state
 from tuner.state.plans import count_states
 
+T = TypeVar("T")
 Progress = Callable[[int, int], None]  # minutes done, minutes in all
 
 # At a 60-s step a full cycle every ten minutes is enough, with the fast path half-way between.
@@ -85,7 +89,7 @@ def run_demo(folder: Path, *, seed: int = 1, hours: float = 48.0, progress: Prog
     minutes = round(hours * 60)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         static: Future[tuple[RunResult, UpperBound]] = pool.submit(static_run, folder / "static", seed, minutes)
-        after, analysis, changes = tuned_run(folder, seed, minutes, progress)
+        after, analysis, changes = tuned_run(folder, seed, minutes, progress, partial(_both_cores, pool, static))
         before, bound = static.result()
     spec = mixed(seed)
     return DemoResult(
@@ -100,6 +104,19 @@ def run_demo(folder: Path, *, seed: int = 1, hours: float = 48.0, progress: Prog
         folder=folder,
         config=_write_config(folder, spec),
     )
+
+
+def _both_cores(
+    pool: ProcessPoolExecutor, busy: Future[Any], measure: Callable[[Partition], T], nodes: Iterable[Partition]
+) -> list[T]:
+    """Measure nodes here and, once the static run is over, every second one in its process."""
+    if not busy.done():
+        return [measure(node) for node in nodes]
+    pending: list[Future[T] | Partition] = [
+        pool.submit(measure, node) if number % 2 else node for number, node in enumerate(nodes)
+    ]
+    here = [measure(one) if isinstance(one, Partition) else one for one in pending]
+    return [one.result() if isinstance(one, Future) else one for one in here]
 
 
 def _empty(folder: Path) -> None:
@@ -127,7 +144,7 @@ def static_run(folder: Path, seed: int, minutes: int) -> tuple[RunResult, UpperB
 
 
 def tuned_run(
-    folder: Path, seed: int, minutes: int, progress: Progress | None = None
+    folder: Path, seed: int, minutes: int, progress: Progress | None = None, map_nodes: MapNodes = map
 ) -> tuple[RunResult, Analysis, dict[ChangeState, int]]:
     """Run the same cluster with the tuner in closed loop; telemetry crosses the text formats of the exporters."""
     spec = mixed(seed)
@@ -148,6 +165,7 @@ def tuned_run(
                 state_settings=state_settings,
                 interval_seconds=float(STEP_SECONDS),
                 detectors=load_detectors(AnalyzeSettings(), ("contention", "forecast")),
+                map_nodes=map_nodes,
             )
         )
         with closing(tuner):
@@ -160,8 +178,8 @@ def tuned_run(
                     tuner.fast_once(clock.now())
                 if progress is not None:
                     progress(minute + 1, minutes)
-            result, analysis = _result(cluster, store, tuner.watch.forecasts())
-            tuner.remember(analysis, clock.now())
+            result, analysis = _result(cluster, store, tuner.watch.forecasts(), map_nodes)
+            tuner.remember(analysis.findings, clock.now())
         return result, analysis, count_states(state)
     finally:
         state.close()
@@ -191,7 +209,7 @@ def _advance(cluster: SimulatedCluster, clock: VirtualClock, collector: Collecto
 
 
 def _result(
-    cluster: SimulatedCluster, store: Store, forecasts: pd.DataFrame | None = None
+    cluster: SimulatedCluster, store: Store, forecasts: pd.DataFrame | None = None, map_nodes: MapNodes = map
 ) -> tuple[RunResult, Analysis]:
     analysis = run_analysis(
         store,
@@ -200,6 +218,7 @@ def _result(
         settings=AnalyzeSettings(),
         detectors=load_detectors(AnalyzeSettings()),
         forecasts=forecasts,
+        map_nodes=map_nodes,
     )
     result = RunResult(score(cluster.truth, cluster.spec), analysis.findings, analysis.ledger)
     return result, analysis

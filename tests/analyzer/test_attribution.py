@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.attribution import attribute, busy_weight, first_known
+from analyzer.attribution import attribute, busy_weight, first_known, learn_use
 
 NAN = np.nan
 
@@ -67,3 +67,56 @@ def test_busy_time_weighs_by_the_share_only_where_slices_run_side_by_side() -> N
     busy, quota = np.array([0.5, 0.5, 0.5, np.nan]), np.array([0.4, 0.4, np.nan, 0.4])
     weight = busy_weight(busy, quota, np.array([True, False, True, True]))
     np.testing.assert_allclose(weight, [0.2, 0.5, 0.5, np.nan])
+
+
+def _loads(count: int, slices: int) -> np.ndarray:
+    return np.random.default_rng(4).uniform(0.0, 10.0, (count, slices))
+
+
+def test_costs_are_learnt_from_how_the_cards_activity_moves_with_the_loads() -> None:
+    load = _loads(200, 3)
+    cost = np.array([0.01, 0.04, 0.002])
+    learnt = learn_use(load @ cost, load, np.repeat((load @ cost)[:, None] / 3, 3, axis=1))
+    assert learnt is not None
+    assert learnt.used == pytest.approx(load * cost, rel=0.02, abs=1e-3)
+    assert learnt.error < 1e-3
+
+
+def test_loads_that_move_together_stay_divided_as_guessed() -> None:
+    rhythm = np.random.default_rng(5).uniform(0.2, 1.0, 100)
+    load = np.column_stack([rhythm * 100, rhythm * 5])
+    guess = np.column_stack([rhythm * 0.1, rhythm * 0.3])
+    learnt = learn_use(rhythm * 0.5, load, guess)
+    assert learnt is not None
+    assert learnt.used.sum(axis=1) == pytest.approx(rhythm * 0.5, rel=0.01)
+    # The nearest costs to the guesses (1 each) that explain it: 1.1 and 1.3, for 0.1 x 1.1 + 0.3 x 1.3 = 0.5.
+    assert learnt.used[:, 0] / rhythm == pytest.approx(np.full(100, 0.11), rel=0.02)
+
+
+def test_constant_loads_keep_the_first_guess() -> None:
+    learnt = learn_use(np.full(60, 0.6), np.full((60, 2), 3.0), np.tile([0.4, 0.2], (60, 1)))
+    assert learnt is not None
+    assert learnt.used == pytest.approx(np.tile([0.4, 0.2], (60, 1)))
+
+
+@pytest.mark.parametrize(("count", "slices"), [(29, 1), (35, 12)])
+def test_nothing_is_learnt_from_too_few_samples(count: int, slices: int) -> None:
+    load = _loads(count, slices)
+    assert learn_use(load.sum(axis=1) / 200, load, load / 200) is None
+
+
+def test_nothing_is_learnt_where_nobody_did_anything() -> None:
+    assert learn_use(np.full(60, 0.3), np.zeros((60, 2)), np.full((60, 2), 0.1)) is None
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 5))
+def test_learnt_use_is_never_negative_and_unknown_loads_stay_unknown(seed: int, slices: int) -> None:
+    random = np.random.default_rng(seed)
+    load = random.uniform(0.0, 1.0, (80, slices))
+    load[random.random((80, slices)) < 0.05] = np.nan
+    guess = np.nan_to_num(load) * random.uniform(0.01, 0.2, slices)
+    activity = np.where(random.random(80) < 0.1, np.nan, random.uniform(0.0, 1.0, 80))
+    learnt = learn_use(activity, load, guess)
+    assert learnt is not None
+    assert (np.isnan(learnt.used) == np.isnan(load)).all()
+    assert (np.nan_to_num(learnt.used) >= 0).all()

@@ -41,6 +41,30 @@ def test_turns_are_weighed_by_busy_alone(make_node: MakeNode, kind: str) -> None
     assert used(card_of(node)) == {"a": pytest.approx(0.2), "b": pytest.approx(0.4)}
 
 
+def test_what_a_unit_of_work_costs_is_learnt_from_the_cards_activity(make_node: MakeNode) -> None:
+    """HAMi's time share of a capped server says little: 30 % busy may be 3 % of the card, or 30 %."""
+    node = make_node(hours=4)
+    wave = np.random.default_rng(1)
+    requests, steps = wave.uniform(5.0, 20.0, node.count), wave.uniform(10.0, 30.0, node.count)
+    served, trained = requests * 0.01, steps * 0.02
+    node.card(sm_active_ratio=served + trained)
+    node.slice("a", kind="vgpu", busy_ratio=0.3 + requests / 100, requests_per_second=requests)
+    node.slice("b", kind="vgpu", busy_ratio=0.9, steps_count=steps)
+    card = card_of(node)
+    assert card.used[:, 0] == pytest.approx(served, rel=0.03)
+    assert card.used[:, 1] == pytest.approx(trained, rel=0.03)
+
+
+def test_without_units_of_work_the_busy_time_that_explains_the_card_is_taken(make_node: MakeNode) -> None:
+    node = make_node(hours=4)
+    wave = np.random.default_rng(2)
+    first, second = wave.uniform(0.1, 0.9, node.count), wave.uniform(0.1, 0.9, node.count)
+    node.card(sm_active_ratio=0.1 * first + 0.6 * second)
+    node.slice("a", kind="vgpu", busy_ratio=first)
+    node.slice("b", kind="vgpu", busy_ratio=second)
+    assert card_of(node).used[:, 0] == pytest.approx(0.1 * first, abs=0.01)
+
+
 def test_without_card_activity_the_weights_stand_for_themselves(make_node: MakeNode) -> None:
     node = make_node(hours=1)
     node.card(power_watts=100.0)

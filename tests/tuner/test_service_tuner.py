@@ -470,8 +470,9 @@ def test_findings_are_renewed_after_their_time_over_the_rows_there_are(make_rig:
 def test_an_analysis_without_rows_keeps_its_whole_window(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(*ROOMY)
     rig.store.delete("slice", Window(at(-60), at(60)))
-    analysis = rig.tuner(detectors={"pair": Pair()}).analyse(rig.clock.now())
-    assert analysis.window.seconds == 2 * 86400
+    pair = Pair()
+    rig.tuner(detectors={"pair": pair}).analyse(rig.clock.now())
+    assert [window.seconds for window in pair.windows] == [2 * 86400]
 
 
 def test_a_tuner_that_loses_the_lease_in_the_middle_writes_nothing(make_rig: Callable[..., Rig]) -> None:

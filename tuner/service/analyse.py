@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import pandas as pd
 
@@ -24,6 +24,7 @@ from collector.window import Window
 from tuner.service.promises import resolve_promises
 
 DETECTOR_GROUP = "trimtab.detectors"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,11 @@ class NodeMeasures:
     subjects: pd.DataFrame
 
 
-MapNodes = Callable[[Callable[[Partition], NodeMeasures], Iterable[Partition]], Iterable[NodeMeasures]]
+class MapNodes(Protocol):
+    """Spreads nodes: a loop, a process pool's map, Dask's map."""
+
+    def __call__(self, measure: Callable[[Partition], T], nodes: Iterable[Partition], /) -> Iterable[T]:
+        """Measure every node; the results come in the order of the nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +118,36 @@ def _about(frame: pd.DataFrame, cluster: str, node: str) -> pd.DataFrame:
     return frame[(frame["cluster"] == cluster) & frame["node"].isin([node, ""])].reset_index(drop=True)
 
 
+def measure_detectors(partition: Partition, detectors: Mapping[str, Detector]) -> dict[str, pd.DataFrame]:
+    """Return detector name -> measures of one node; pure, so that nodes may be measured anywhere."""
+    return {name: detector.measure(partition) for name, detector in detectors.items()}
+
+
 def measure_node(partition: Partition, detectors: Mapping[str, Detector]) -> NodeMeasures:
-    """Measure one node; pure, so that nodes may be measured anywhere."""
+    """Measure all of one node; pure, so that nodes may be measured anywhere."""
     return NodeMeasures(
-        measures={name: detector.measure(partition) for name, detector in detectors.items()},
+        measures=measure_detectors(partition, detectors),
         ledger=measure_ledger(partition),
         subjects=measure_subjects(partition),
     )
+
+
+def find(
+    store: StoreReader,
+    window: Window,
+    *,
+    interval_seconds: float,
+    settings: AnalyzeSettings,
+    detectors: Mapping[str, Detector],
+    declarations: Sequence[WorkloadDeclaration] = (),
+    forecasts: pd.DataFrame | None = None,
+    map_nodes: MapNodes = map,
+) -> tuple[Finding, ...]:
+    """Return the findings alone, worst first: what a tuner rests its plans on. Arguments as of `run_analysis`."""
+    context = _context(store, window, interval_seconds, declarations, forecasts)
+    read = partitions(store, window, interval_seconds, settings)
+    nodes = list(map_nodes(partial(measure_detectors, detectors=detectors), read))
+    return _findings(_conclude(nodes, detectors, context), settings)
 
 
 def run_analysis(
@@ -145,42 +173,59 @@ def run_analysis(
         forecasts: as `Forecaster.forecast` returns them; detectors that need them say what they lack.
         map_nodes: how nodes are spread: a loop, a process pool's map, Dask's map; the answer is the same.
     """
+    context = _context(store, window, interval_seconds, declarations, forecasts)
+    read = partitions(store, window, interval_seconds, settings)
+    nodes = list(map_nodes(partial(measure_node, detectors=detectors), read))
+    conclusions = _conclude([n.measures for n in nodes], detectors, context)
+    withheld = [w for c in conclusions for w in c.withheld if _wanted(w.code, settings)]
+    codes = sorted({code for d in detectors.values() for code in d.codes if _wanted(code, settings)})
+    return Analysis(
+        window=window,
+        findings=_findings(conclusions, settings),
+        withheld=tuple(sorted(withheld, key=_by_place)),
+        census=take_census(_subjects(nodes), codes, withheld),
+        ledger=conclude_ledger([n.ledger for n in nodes], context),
+        waiting=measure_waiting(requests(context.facts), context.queues, window, interval_seconds),
+        declarations=context.declarations,
+        facts=context.facts,
+        simulated=context.simulated,
+    )
+
+
+def _context(
+    store: StoreReader,
+    window: Window,
+    interval_seconds: float,
+    declarations: Sequence[WorkloadDeclaration],
+    forecasts: pd.DataFrame | None,
+) -> Context:
     facts = store.facts(window)
     holders = store.read("slice", window, fields=["busy_ratio"], by=["tenant", "workload"], aggregate="count")
-    promises = resolve_promises(facts, holders, declarations)
-    context = Context(
+    return Context(
         window=window,
         interval_seconds=interval_seconds,
         facts=facts,
         queues=store.read("queue", window),
         forecasts=pd.DataFrame() if forecasts is None else forecasts,
-        declarations=promises,
+        declarations=resolve_promises(facts, holders, declarations),
         simulated=says_simulated(facts),
     )
-    nodes = list(
-        map_nodes(partial(measure_node, detectors=detectors), partitions(store, window, interval_seconds, settings))
-    )
-    conclusions = [_conclude(name, detector, nodes, context) for name, detector in detectors.items()]
+
+
+def _conclude(
+    nodes: Sequence[Mapping[str, pd.DataFrame]], detectors: Mapping[str, Detector], context: Context
+) -> list[Conclusion]:
+    conclusions = []
+    for name, detector in detectors.items():
+        frames = [measures[name] for measures in nodes if len(measures[name])]
+        joined = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+        conclusions.append(detector.conclude(joined, context))
+    return conclusions
+
+
+def _findings(conclusions: Sequence[Conclusion], settings: AnalyzeSettings) -> tuple[Finding, ...]:
     found = [f for c in conclusions for f in c.findings if _wanted(f.code, settings)]
-    withheld = [w for c in conclusions for w in c.withheld if _wanted(w.code, settings)]
-    codes = sorted({code for d in detectors.values() for code in d.codes if _wanted(code, settings)})
-    return Analysis(
-        window=window,
-        findings=tuple(sorted(found, key=_worst_first)),
-        withheld=tuple(sorted(withheld, key=_by_place)),
-        census=take_census(_subjects(nodes), codes, withheld),
-        ledger=conclude_ledger([n.ledger for n in nodes], context),
-        waiting=measure_waiting(requests(facts), context.queues, window, interval_seconds),
-        declarations=promises,
-        facts=facts,
-        simulated=says_simulated(facts),
-    )
-
-
-def _conclude(name: str, detector: Detector, nodes: Sequence[NodeMeasures], context: Context) -> Conclusion:
-    frames = [n.measures[name] for n in nodes if len(n.measures[name])]
-    measures = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
-    return detector.conclude(measures, context)
+    return tuple(sorted(found, key=_worst_first))
 
 
 def _subjects(nodes: Sequence[NodeMeasures]) -> pd.DataFrame:

@@ -30,7 +30,7 @@ from tuner.place import undone_id
 from tuner.planner import make_plan, plan_fast
 from tuner.planner.reserve import reserve_share
 from tuner.record import ChangeState, Drop, GroupRecord
-from tuner.service.analyse import Analysis, run_analysis
+from tuner.service.analyse import MapNodes, find
 from tuner.service.evidence import EvidenceReader, WindowCache
 from tuner.service.readback import quota_rows
 from tuner.service.undo import lacks_room, raised_since
@@ -85,6 +85,7 @@ class TunerParts:
     declarations: Sequence[WorkloadDeclaration] = ()
     calendars: Sequence[CalendarSettings] = ()
     holder: str = "tuner"
+    map_nodes: MapNodes = map
     read_back: bool = True  # quotas that the backend tells become rows; not where it has them from the store itself
 
 
@@ -195,14 +196,14 @@ class Tuner:
             if clock.wait(settings.fast_seconds, stop):
                 return
 
-    def analyse(self, now: datetime) -> Analysis:
+    def analyse(self, now: datetime) -> tuple[Finding, ...]:
         """Renew the findings over the configured window, as far as rows go back, and remember them."""
         parts = self._parts
         window = Window.last(now, parse_duration(parts.analyze.window))
         span = parts.store.span("slice")
         if span is not None and window.start < span.start < window.end:
             window = Window(span.start, window.end)
-        analysis = run_analysis(
+        findings = find(
             parts.store,
             window,
             interval_seconds=parts.interval_seconds,
@@ -210,14 +211,15 @@ class Tuner:
             detectors=parts.detectors,
             declarations=parts.declarations,
             forecasts=self._watch.forecasts(),
+            map_nodes=parts.map_nodes,
         )
-        self.remember(analysis, now)
-        return analysis
+        self.remember(findings, now)
+        return findings
 
-    def remember(self, analysis: Analysis, now: datetime) -> None:
+    def remember(self, findings: Sequence[Finding], now: datetime) -> None:
         """Write findings down and let the next plans rest on them."""
-        record_findings(self._parts.state, analysis.findings, now)
-        self._findings = tuple(unsuppressed(self._parts.state, analysis.findings, now))
+        record_findings(self._parts.state, findings, now)
+        self._findings = tuple(unsuppressed(self._parts.state, findings, now))
         self._analysed_at = now
 
     def _look(self, now: datetime) -> Sight:
