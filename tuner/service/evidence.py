@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from collector.protocols import StoreReader
@@ -15,6 +16,7 @@ from collector.window import Window
 from tuner.guards import domain_of
 from tuner.model import Group, Target
 from tuner.planner.views import SHARE_KNOB
+from tuner.service.live import group_starts
 from tuner.verify import Evidence, Measured
 
 _FIELDS = (
@@ -97,43 +99,43 @@ class EvidenceReader:
 
 
 def _measured(rows: pd.DataFrame, interval_seconds: float) -> dict[Target, tuple[str, Measured]]:
-    """Sum each slice's rows: (tenant of the last row, what was measured).
+    """Sum each slice's rows, sorted by key: (tenant of the last row, what was measured).
 
     Throughput is units of work a second while it worked: pauses for evaluation and checkpoints are its own.
     """
     if rows.empty:
         return {}
-    rate, within = rows["requests_per_second"], rows["within_objective_per_second"]
-    steps, pace = rows["steps_count"], rows["step_seconds"]
-    judged, paced = rate.notna() & within.notna(), (steps > 0) & (pace > 0)
-    table = pd.DataFrame(
-        {
-            "requests": rate * interval_seconds,
-            "asked": rate.where(judged),
-            "served": within.where(judged),
-            "tail": rows["latency_p99_seconds"],
-            "paced": steps.where(paced),
-            "busy": (steps * pace).where(paced),
-            "steps": steps,
-            "seconds": np.where(steps.notna(), interval_seconds, np.nan),
-        }
-    )
-    grouped = table.groupby([rows[name] for name in _KEY], sort=True)
-    sums = grouped[["requests", "asked", "served", "paced", "busy", "steps", "seconds"]].sum(min_count=1)
-    tails = grouped["tail"].max().to_numpy(np.float64)
-    tenants = rows["tenant"].groupby([rows[name] for name in _KEY], sort=True).last()
-    found = {}
-    columns = sums.to_numpy(np.float64)
-    for key, tenant, line, tail in zip(sums.index, tenants, columns, tails, strict=True):
-        requests, asked, served, done, busy, counted, seconds = (float(v) for v in line)
-        plain_rate = counted / seconds if counted > 0 else math.nan
-        found[Target("slice", *(str(part) for part in key))] = (
-            str(tenant),
+    key = [rows[name].to_numpy(dtype=object) for name in _KEY]
+    tenants = rows["tenant"].to_numpy(dtype=object)
+    starts = group_starts(key)
+    rate, within, tail, steps, pace = (rows[name].to_numpy(np.float64) for name in _FIELDS)
+    judged = ~np.isnan(rate) & ~np.isnan(within)
+    paced = (steps > 0) & (pace > 0)
+    requests = _sums(rate * interval_seconds, starts)
+    asked, served = (_sums(np.where(judged, values, np.nan), starts) for values in (rate, within))
+    done, busy = (_sums(np.where(paced, values, np.nan), starts) for values in (steps, steps * pace))
+    counted = _sums(steps, starts)
+    seconds = _sums(np.where(np.isnan(steps), np.nan, interval_seconds), starts)
+    tails = np.fmax.reduceat(tail, starts)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        kept = np.where(asked > 0, served / asked, np.nan)
+        throughput = np.where(busy > 0, done / busy, np.where(counted > 0, counted / seconds, np.nan))
+    last = np.append(starts[1:], len(rows)) - 1
+    return {
+        Target("slice", *(str(column[first]) for column in key)): (
+            str(tenants[end]),
             Measured(
-                requests=requests,
-                kept=served / asked if asked > 0 else math.nan,
-                latency_seconds=float(tail),
-                throughput=done / busy if busy > 0 else plain_rate,
+                requests=float(requests[number]),
+                kept=float(kept[number]),
+                latency_seconds=float(tails[number]),
+                throughput=float(throughput[number]),
             ),
         )
-    return found
+        for number, (first, end) in enumerate(zip(starts, last, strict=True))
+    }
+
+
+def _sums(values: npt.NDArray[np.float64], starts: npt.NDArray[np.intp]) -> npt.NDArray[np.float64]:
+    """Sum the runs that begin at `starts`; NaN where nothing of a run is known."""
+    known = np.add.reduceat(~np.isnan(values), starts, dtype=np.int64)
+    return np.where(known > 0, np.add.reduceat(np.nan_to_num(values, nan=0.0), starts), np.nan)

@@ -91,7 +91,7 @@ def holdings_of(
     if rows.empty:
         return []
     tags = [rows[name].to_numpy(dtype=object) for name in _TAGS]
-    starts = _group_starts(tags)
+    starts = group_starts(tags)
     sizes = np.diff(np.append(starts, len(rows)))
     holders = [tuple(str(column[i]) for column in tags) for i in starts]
     targets = [Target("slice", *holder[:4]) for holder in holders]
@@ -145,8 +145,8 @@ def in_steps(
         yield Window(start, start + step), own, whole
 
 
-def _group_starts(tags: list[npt.NDArray[np.object_]]) -> npt.NDArray[np.intp]:
-    """Return where a new holding begins: rows come sorted by key, then time."""
+def group_starts(tags: list[npt.NDArray[np.object_]]) -> npt.NDArray[np.intp]:
+    """Return where a new run of equal tags begins: rows come sorted by key, then time."""
     changed = np.zeros(len(tags[0]), dtype=bool)
     changed[0] = True
     for column in tags:
