@@ -190,6 +190,7 @@ class Assembler:
         live = self._take(scrapes, report)
         laid_out = self._layouts
         changed = self._describe(live)
+        self._tell_versions(now, live, report)
         plan = self._plan(live)
         raw, came = _values(live)
         changed |= self._read_kube(scrapes, live, raw, came) | _read_facts(live, raw)
@@ -297,6 +298,8 @@ class Assembler:
                 instances[uuid].update(cut)
             for uuid, described in layout.described.items():
                 facts = self._world.cards[uuid].facts
+                if self._facts.steps(self._facts.card_subject(self._world.cards[uuid]), described):
+                    self._world.registry.begin_anew(uuid=uuid)
                 changed |= any(facts.get(name) != text for name, text in described.items())
                 facts.update(described)
         for uuid, cut in instances.items():
@@ -304,6 +307,16 @@ class Assembler:
             changed |= card.instances != cut
             card.instances = cut
         return changed
+
+    def _tell_versions(self, now: datetime, live: Sequence[_Live], report: Report) -> None:
+        """Tell which exporters answer; another version of one may count otherwise than the one before."""
+        for one in live:
+            if not one.layout.version:
+                continue
+            subject = report.target(one.scrape.target)
+            if self._facts.steps(subject, {"exporter_version": one.layout.version}):
+                self._world.registry.begin_anew(target=one.state.key)
+            self._facts.tell(subject, "exporter_version", one.layout.version, now)
 
     def _plan(self, live: Sequence[_Live]) -> Plan:
         """Return the layout of all targets together."""

@@ -58,6 +58,10 @@ class CounterBook:
         self._at_ms[numbers[came]] = now_ms
         return Growth(increment, seconds, fell)
 
+    def forget(self, numbers: Ints) -> None:
+        """Begin counters anew: their next value is a first sight."""
+        self._raw[numbers] = self._at_ms[numbers] = np.nan
+
     def to_json(self) -> dict[str, list[float]]:
         """Return name -> [raw value, milliseconds since the epoch], for the next start."""
         values = {

@@ -24,7 +24,7 @@ from collector.servers import Quantity
 from collector.slots import Card, instance_share
 
 _MEMORY = [FIELD_INDEX[f"memory_{name}_bytes"] for name in ("used", "free", "reserved")]
-_VERSIONS = frozenset(("driver_version", "exporter_version"))
+VERSIONS = frozenset(("driver_version", "cuda_version", "exporter_version"))
 _PROMISES = ("weight", "floor", "protected", "objective")
 _CONVERTED = ("engine_active_ratio", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio")
 
@@ -60,11 +60,16 @@ class FactBook:
         before = self._told.get(key)
         if before == value:
             return
-        if before is not None and name in _VERSIONS:
+        if before is not None and name in VERSIONS:
             message = f"{name} of {subject}: {before} is now {value}"
             self._events.append(Event(subject, "version_changed", Severity.INFO, message, at))
         self._told[key] = value
         self._facts.append(Fact(subject, name, value, at, provenance))
+
+    def steps(self, subject: Subject, values: Mapping[str, str]) -> bool:
+        """Say whether any of these is a version other than the one that was told before."""
+        before = ((self._told.get((subject, name)), value) for name, value in values.items() if name in VERSIONS)
+        return any(told is not None and told != value for told, value in before)
 
     def end(self, subject: Subject, name: str, at: datetime) -> None:
         """End a fact that was told."""

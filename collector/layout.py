@@ -30,6 +30,7 @@ Floats = NDArray[np.float64]
 GAUGE, INCREMENT, RATE, HELD = 0, 1, 2, 3  # HELD: a counter whose growth is read by hand (buckets, sums, counts)
 NOWHERE = 0  # row, entry and channel 0 are a dust bin
 RowKey = tuple[str, ...]
+_FOR_LIFE = frozenset(("rows_remapped_corrected_count", "rows_remapped_uncorrected_count"))
 
 
 @dataclass(slots=True)
@@ -87,6 +88,7 @@ class Registry:
     _channels: list[_Channel] = field(default_factory=list)
     _channel_numbers: dict[Hashable, int] = field(default_factory=dict)
     _channel_names: list[tuple[int, str]] = field(default_factory=list)
+    _counted: list[tuple[int, str, int, str]] = field(default_factory=list)  # counter, target, row, field
     _tables: Tables | None = None
 
     def __post_init__(self) -> None:
@@ -162,6 +164,7 @@ class Registry:
         if kind != GAUGE:
             words = (target, *self._row_keys[row], metric.field, metric.quantity, mapped.part, *part)
             counter = self.counters.number("|".join(words))
+            self._counted.append((counter, target, row, metric.field))
         number = self._channel_numbers[key] = len(self._channels)
         self._channels.append(
             _Channel(
@@ -181,6 +184,18 @@ class Registry:
         self._channel_names.append((row, field_name or metric.field))
         self._tables = None
         return number
+
+    def begin_anew(self, *, uuid: str = "", target: str = "") -> None:
+        """Forget the counters of a card or of a target: another version may count otherwise, or from another start.
+
+        Remapped rows are kept by the card itself, whatever driver counts them.
+        """
+        numbers = [
+            counter
+            for counter, said_by, row, name in self._counted
+            if ((uuid and self._row_keys[row][1] == uuid) or (target and said_by == target)) and name not in _FOR_LIFE
+        ]
+        self.counters.forget(np.array(numbers, dtype=np.int64))
 
     @property
     def size(self) -> int:

@@ -47,6 +47,7 @@ _DESCRIBED = (
     ("pci_bus_id", "pci_bus_id"),
     ("serial", "DCGM_FI_DEV_SERIAL"),
 )
+_BUILD = "_build_info"
 _PART_NUMBER = {"": 0, "bucket": 1, "sum": 2, "count": 3}
 
 
@@ -76,6 +77,8 @@ class SeriesReader:
         slot = Slot()
         for mapped in self._world.table.find(series.name, series.labels):
             self._readers[mapped.exporter.subject](series, mapped, slot)
+        if series.name.endswith(_BUILD) and series.labels.get("version"):
+            slot.version = f"{series.name.removesuffix(_BUILD)} {series.labels['version']}"
         slot.plain = all(part.rank == 0 and not part.labelled for part in slot.parts)
         return slot
 

@@ -96,6 +96,7 @@ class Slot:
     instance: str = ""
     profile: str = ""
     described: tuple[tuple[str, str], ...] = ()  # facts of the card that the labels tell
+    version: str = ""  # of the exporter, by its own `..._build_info`
     tells_holders: bool = False  # its target knows all holders, hence that a card without one is held by nobody
 
 

@@ -50,6 +50,7 @@ class Arrangement:
     hostnames: frozenset[str] = frozenset()
     rejects: dict[str, int] = field(default_factory=dict)
     holders_known: bool = False
+    version: str = ""
 
 
 class TargetState:
@@ -148,6 +149,7 @@ def _words(slot: Slot) -> tuple[Word, ...]:
         ("instance", slot.uuid, slot.instance, slot.profile),
         ("holder", slot.holder),
         ("holders", slot.tells_holders),
+        ("version", slot.version),
     ]
     if slot.reject:
         words.append(("refused", id(slot)))
@@ -228,6 +230,7 @@ def _collect(result: Arrangement, slots: Sequence[Slot]) -> None:
     )
     result.servers = sorted({slot.server for slot in slots} - {NOWHERE})
     result.uuids = frozenset({slot.uuid for slot in slots} - {""})
+    result.version = ", ".join(sorted({slot.version for slot in slots} - {""}))
     result.hostnames = frozenset({slot.hostname for slot in slots} - {""})
 
 
