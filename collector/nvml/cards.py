@@ -84,6 +84,17 @@ _FIELDS = (
     _FieldId("nvml_throttle_hw_thermal_nanoseconds_total", pynvml.NVML_FI_DEV_PERF_POLICY_THERMAL),
     _FieldId("nvml_throttle_brake_nanoseconds_total", 271),
 )
+# The reasons for low clocks that hold now, one name a field, and the counter of time that goes before it.
+_REASONS = {
+    "nvml_reasons_power": "nvml_throttle_power_nanoseconds_total",
+    "nvml_reasons_thermal": "nvml_throttle_hw_thermal_nanoseconds_total",
+    "nvml_reasons_brake": "nvml_throttle_brake_nanoseconds_total",
+    "nvml_reasons_other": "nvml_throttle_sync_boost_nanoseconds_total",
+}
+_READ_REASONS = (
+    pynvml.nvmlDeviceGetCurrentClocksEventReasons,
+    pynvml.nvmlDeviceGetCurrentClocksThrottleReasons,  # its name before 535
+)
 _VALUE_OF_TYPE = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
@@ -142,9 +153,12 @@ def read_card(card: Identity, body: Body, facts: Labels) -> None:
     for name, read in _READINGS.items():
         body.add(name, labels, ask(read, handle))
     _read_remapped_rows(handle, labels, body)
-    _read_fields(handle, labels, body)
-    reasons = (pynvml.nvmlDeviceGetCurrentClocksEventReasons, pynvml.nvmlDeviceGetCurrentClocksThrottleReasons)
-    body.add("nvml_clocks_event_reasons", labels, first(ask(read, handle) for read in reasons))
+    found = _read_fields(handle, labels, body)
+    uncounted = [name for name, counter in _REASONS.items() if counter not in found]
+    if uncounted:
+        reasons = first(ask(read, handle) for read in _READ_REASONS)
+        for name in uncounted:
+            body.add(name, labels, reasons)
 
 
 def read_pcie_samples(card: Identity, body: Body) -> None:
@@ -218,8 +232,8 @@ def _read_remapped_rows(handle: Handle, labels: Labels, body: Body) -> None:
         body.add(f"nvml_{name}", labels, rows.map(lambda numbers, place=place: numbers[place]))  # type: ignore[misc]
 
 
-def _read_fields(handle: Handle, labels: Labels, body: Body) -> None:
-    """Add what field ids tell."""
+def _read_fields(handle: Handle, labels: Labels, body: Body) -> set[str]:
+    """Add what field ids tell; return the names that have a value, or an error in its place."""
     asked = [(one.number, one.scope) for one in _FIELDS]
     values: Answer[Any] = ask(pynvml.nvmlDeviceGetFieldValues, handle, asked)
     done: set[tuple[object, ...]] = set()
@@ -232,3 +246,4 @@ def _read_fields(handle: Handle, labels: Labels, body: Body) -> None:
             continue  # a card without the sensor
         done.add(key)
         body.add(one.name, {**labels, **dict(one.labels)}, answer)
+    return {str(name) for name, _ in done}

@@ -49,10 +49,11 @@ class Use:
 class ProcessReader:
     """Lists processes; remembers the driver's stamp of the last use sample of each card."""
 
+    tells_use: dict[str, bool] = field(default_factory=dict)  # UUID -> whether the last look had use samples
     _seen: dict[str, int] = field(default_factory=dict)
 
     def read(self, uuid: str, handle: Any) -> Answer[list[Process]]:
-        """Return the processes of a card that is not cut.
+        """Return the processes of a card that is not cut. Where their use is an error they come with its reason.
 
         Raises:
             LostCardError: the card is lost.
@@ -63,6 +64,7 @@ class ProcessReader:
             return listed
         since = self._seen.get(uuid, 0)
         samples: Answer[list[Any]] = ask(_utilization, handle, since)
+        self.tells_use[uuid] = samples.value is not None
         if samples.value is None:
             return Answer(listed.value, samples.reason)
         valid = [one for one in samples.value if one.pid and one.timeStamp > since and _plausible(one)]
@@ -94,9 +96,19 @@ def list_processes(handle: Any) -> Answer[list[Process]]:
     return Answer([found[pid] for pid in sorted(found)])
 
 
-def add_up(processes: Sequence[Process], owners: Mapping[int, Owner]) -> dict[Owner, Use]:
-    """Return what each owner's processes use together; processes without an owner are left out."""
-    uses: dict[Owner, Use] = {}
+def add_up(
+    processes: Sequence[Process], owners: Mapping[int, Owner | None], idle: Iterable[Owner] = (), *, told: bool = True
+) -> dict[Owner, Use]:
+    """Return what each owner's processes use together; processes without an owner are left out.
+
+    Args:
+        processes: those of a card.
+        owners: whom each belongs to, by pid.
+        idle: who holds the card whether or not he runs anything on it.
+        told: the driver tells the use of processes, so that who has none uses nothing.
+    """
+    share = 0.0 if told else None
+    uses = {owner: Use(busy=share, encoder=share, decoder=share) for owner in idle}
     for process in processes:
         owner = owners.get(process.pid)
         if owner is not None:

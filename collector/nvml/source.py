@@ -165,7 +165,11 @@ class NvmlSource:
         if processes.value is None:
             return keys, set()
         pids = [process.pid for process in processes.value]
-        for owner, use in add_up(processes.value, self._owners(pids, body)).items():
+        owners = self._owners(pids, body)
+        # Who was granted a share and runs nothing uses nothing, unless his could be a process that is not seen here.
+        idle = {grant.owner for grant in granted} if len(owners) == len(pids) else set()
+        told = self._processes.tells_use[card.uuid]
+        for owner, use in add_up(processes.value, owners, idle, told=told).items():
             labels = {"UUID": card.uuid, **_names(owner)}
             if use.mps or shared:
                 labels["sharing"] = "mps" if use.mps else "timeslice"
@@ -190,7 +194,7 @@ class NvmlSource:
             known |= processes.value is not None
             own = [process.pid for process in processes.value or ()]
             pids.update(own)
-            owners = set(self._owners(own, body).values())
+            owners = {owner for owner in self._owners(own, body).values() if owner is not None}
             uuid = ask(pynvml.nvmlDeviceGetUUID, handle).value
             owners |= {grant.owner for grant in grants or () if grant.device == uuid}
             for owner in sorted(owners):
@@ -211,17 +215,14 @@ class NvmlSource:
         for name, answer in self._gpm.read((card.uuid, number), take, OF_INSTANCES).items():
             body.add(name, labels, answer)
 
-    def _owners(self, pids: list[int], body: Body) -> dict[int, Owner]:
-        """Return the owners of processes; one that is not to be seen here is counted."""
-        owners: dict[int, Owner] = {}
+    def _owners(self, pids: list[int], body: Body) -> dict[int, Owner | None]:
+        """Return the owners of processes, None of a server of MPS; one that is not to be seen here is counted."""
+        owners: dict[int, Owner | None] = {}
         for pid in pids:
             try:
-                owner = self._finder.owner(pid)
+                owners[pid] = self._finder.owner(pid)
             except ProcessLookupError:
                 body.reject("process not seen here: the collector needs the host's PID namespace (hostPID)", str(pid))
-                continue
-            if owner is not None:
-                owners[pid] = owner
         return owners
 
     def _say_who_knows(self, card: Identity, body: Body, *, known: bool) -> None:

@@ -114,7 +114,7 @@ int fake_registered(int device) { return registered[device]; }
 void fake_reload(void) { starts = 0; memset(registered, 0, sizeof registered); }
 
 void fake_reset(void) {
-    entry_count = failure_count = running_count = used_count = event_count = 0;
+    entry_count = failure_count = running_count = used_count = event_count = live_samples = live_sets = 0;
     fake_reload();
     for (int i = 0; i < DEVICES; i++) devices[i].id = i;
 }
