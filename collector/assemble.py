@@ -552,11 +552,11 @@ def _read_facts(live: Sequence[_Live], raw: Floats) -> bool:
 
 
 def _xids(live: Sequence[_Live], raw: Floats) -> list[tuple[XidReading, float]]:
-    """Return the readings of targets where any differs from the last cycle's."""
+    """Return the readings of targets where any differs from the last cycle's, or tells of this cycle alone."""
     readings: list[tuple[XidReading, float]] = []
     for one in live:
         values = raw[one.offset + one.layout.xid_places]
-        if one.memory.xids.moved(one.layout, values):
+        if one.memory.xids.moved(one.layout, values) or one.layout.new_xids:
             readings += zip(one.layout.xids, values.tolist(), strict=True)
     return readings
 

@@ -51,6 +51,7 @@ class Arrangement:
     rejects: dict[str, int] = field(default_factory=dict)
     holders_known: bool = False
     version: str = ""
+    new_xids: bool = False  # some sample counts what is new since the last cycle: the same number again is news again
 
 
 class TargetState:
@@ -222,6 +223,7 @@ def _collect(result: Arrangement, slots: Sequence[Slot]) -> None:
     xids = [(index, slot.xid) for index, slot in enumerate(slots) if slot.xid is not None]
     facts = [(index, slot.fact) for index, slot in enumerate(slots) if slot.fact is not None]
     result.xids, result.xid_places = [xid for _, xid in xids], np.array([n for n, _ in xids], dtype=np.int64)
+    result.new_xids = any(xid.nature == "xid_new" for _, xid in xids)
     result.facts, result.fact_places = [fact for _, fact in facts], np.array([n for n, _ in facts], dtype=np.int64)
     result.kube = [(index, slot.kube) for index, slot in enumerate(slots) if slot.kube]
     result.holders = list(dict.fromkeys(slot.holder for slot in slots if slot.holder is not None))
