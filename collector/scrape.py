@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import socket
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from datetime import datetime
 from typing import Any
-from urllib.parse import urljoin
 
 import requests
-from urllib3 import HTTPConnectionPool, HTTPResponse, HTTPSConnectionPool
-from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.exceptions import HTTPError, ReadTimeoutError
+from urllib3.exceptions import HTTPError
 
 from collector.assemble import Assembler, Scrape
 from collector.batch import Batch
 from collector.clock import grid_floor
 from collector.errors import ConfigurationError, UnreachableError
 from collector.exposition import ExpositionParser
+from collector.http import CONNECTIONS, HttpSession, unreachable
 from collector.masking import mask_address
 from collector.plugins import SourceContext
 from collector.protocols import SourceDescription
@@ -30,11 +24,7 @@ from collector.settings import SourceSettings, TargetSettings
 Fetch = Callable[[TargetSettings], str]
 Discover = Callable[[], Sequence[TargetSettings]]
 
-_WORKERS = 16
 _MAX_BYTES = 256 * 2**20
-_PIECE_BYTES = 2**16
-_MAX_REDIRECTS = 5
-_REDIRECTS = (301, 302, 303, 307, 308)
 
 
 class HttpFetch:
@@ -45,44 +35,19 @@ class HttpFetch:
     """
 
     def __init__(self, settings: SourceSettings) -> None:
-        self._session = _Session()
-        adapter = requests.adapters.HTTPAdapter(pool_maxsize=_WORKERS)
-        adapter.poolmanager.pool_classes_by_scheme = {"http": _Pool, "https": _SecurePool}
-        self._session.mount("http://", adapter)
-        self._session.mount("https://", adapter)
+        self._session = HttpSession(settings, _MAX_BYTES)
         self._session.headers["Accept"] = "text/plain;version=0.0.4, application/openmetrics-text;version=1.0.0;q=0.5"
-        if settings.bearer_token is not None:
-            self._session.headers["Authorization"] = f"Bearer {settings.bearer_token.get_secret_value()}"
-        self._timeout = settings.timeout_seconds
 
     def __call__(self, target: TargetSettings) -> str:
         """Return the body as text."""
-        place = mask_address(target.url)
-        deadline = time.monotonic() + self._timeout
         try:
-            with self._open(target.url, deadline) as answer:
-                if answer.status_code != 200:
-                    raise UnreachableError(f"{place}: expected HTTP 200, got {answer.status_code}")
-                return _body(answer, place, deadline)
+            answer = self._session.get(target.url)
         # The address itself may be no address (ValueError), which the libraries find out at different depths.
         except (requests.RequestException, HTTPError, OSError, ValueError) as error:
-            raise UnreachableError(f"{place}: expected an answer, got {_reason(error, deadline)}") from error
-
-    def _open(self, url: str, deadline: float) -> requests.Response:
-        """Get an answer whose body is not read yet, over a few redirects; another host does not get the token."""
-        headers: dict[str, str | None] = {}
-        for _ in range(_MAX_REDIRECTS + 1):
-            answer = self._session.get(url, timeout=_left(deadline), stream=True, headers=headers)
-            _left(deadline)
-            location = answer.headers.get("Location")
-            if location is None or answer.status_code not in _REDIRECTS:
-                return answer
-            answer.close()
-            following = urljoin(url, location)
-            if self._session.should_strip_auth(url, following):  # type: ignore[no-untyped-call]  # the library has no type
-                headers["Authorization"] = None
-            url = following
-        raise requests.TooManyRedirects(f"more than {_MAX_REDIRECTS} redirects")
+            raise unreachable(target.url, error) from error
+        if answer.status_code != 200:
+            raise UnreachableError(f"{mask_address(target.url)}: expected HTTP 200, got {answer.status_code}")
+        return answer.content.decode("utf-8", errors="replace")
 
     def close(self) -> None:
         """Close kept connections."""
@@ -122,7 +87,7 @@ class ScrapeSource:
         self._settings = settings
         self._context = context
         self._fetch: Fetch = HttpFetch(settings) if fetch is None else fetch
-        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="scrape") if fetch is None else None
+        self._pool = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="scrape") if fetch is None else None
         self._discover: Discover = (lambda: settings.targets) if discover is None else discover
         self._parsers: dict[str, ExpositionParser] = {}
         self.assembler = Assembler(context)
@@ -184,64 +149,3 @@ class ScrapeSource:
             return self._fetch(target), ""
         except UnreachableError as error:
             return "", str(error)
-
-
-class _Session(requests.Session):
-    def get_redirect_target(self, resp: requests.Response) -> str | None:  # noqa: ARG002  the library's signature
-        """Leave redirects to `HttpFetch`: the library would read the whole body of each one first."""
-        return None
-
-
-class _CutHeaders(HTTPConnection):
-    """A connection whose status and headers come within the time-out as a whole; a socket's own counts each byte."""
-
-    def getresponse(self) -> HTTPResponse:  # type: ignore[override]  # as in the library
-        """Wait for status and headers; at the time-out the other side seems to hang up."""
-        timer = threading.Timer(self.timeout or 0.0, _hang_up, (self.sock,))
-        timer.daemon = True
-        timer.start()
-        try:
-            return super().getresponse()
-        finally:
-            timer.cancel()
-
-
-class _CutSecureHeaders(_CutHeaders, HTTPSConnection):
-    pass
-
-
-class _Pool(HTTPConnectionPool):
-    ConnectionCls = _CutHeaders
-
-
-class _SecurePool(HTTPSConnectionPool):
-    ConnectionCls = _CutSecureHeaders
-
-
-def _hang_up(sock: socket.socket) -> None:
-    with suppress(OSError):  # closed already
-        sock.shutdown(socket.SHUT_RDWR)
-
-
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise requests.Timeout
-    return left
-
-
-def _body(answer: requests.Response, place: str, deadline: float) -> str:
-    """Read a body piece by piece, so that neither a trickle nor a flood (also one that was packed) is waited for."""
-    body = bytearray()
-    while piece := answer.raw.read1(_PIECE_BYTES, decode_content=True):
-        body += piece
-        if len(body) > _MAX_BYTES:
-            raise UnreachableError(f"{place}: expected at most {_MAX_BYTES} bytes, got more")
-        _left(deadline)
-    return body.decode("utf-8", errors="replace")
-
-
-def _reason(error: Exception, deadline: float) -> str:
-    if time.monotonic() >= deadline or isinstance(error, requests.Timeout | TimeoutError | ReadTimeoutError):
-        return "no answer in time"
-    return type(error).__name__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -9,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, fi
 
 from collector.window import LONGEST_SECONDS
 
+_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _UNIT_SECONDS = {"seconds": 1.0, "minutes": 60.0, "days": 86400.0}
 
 
@@ -67,6 +69,12 @@ class HolderSettings(Section):
     container: str = Field("", description="name of the container")
 
 
+_SECRETS_AND_FILES = (
+    *("bearer_token", "bearer_token_file", "password", "password_file"),
+    *("ca_file", "cert_file", "key_file"),
+)
+
+
 class SourceSettings(Section):
     """One `[[source]]` table: exporters to scrape, a Prometheus to ask, or this host's driver."""
 
@@ -82,6 +90,45 @@ class SourceSettings(Section):
         default_factory=dict, description="what a plug-in of another package asks for; its own page says what"
     )
     bearer_token: SecretStr | None = Field(None, description="sent as Authorization: Bearer; set it by environment")
+    bearer_token_file: Path | None = Field(
+        None, description="file with that token, read anew for each request: tokens of Kubernetes change"
+    )
+    username: str = Field("", description="user of HTTP basic authentication")
+    password: SecretStr | None = Field(None, description="password of that user; set it by environment")
+    password_file: Path | None = Field(None, description="file with that password")
+    ca_file: Path | None = Field(None, description="certificates (PEM) that an https server is checked against")
+    cert_file: Path | None = Field(None, description="own certificate (PEM), where the server asks for one (mTLS)")
+    key_file: Path | None = Field(None, description="its private key (PEM), where that stands in a file of its own")
+    match: dict[str, str] = Field(
+        default_factory=dict,
+        description='prometheus: read only series with these label values, such as { cluster = "a" }',
+    )
+
+    @field_validator(*_SECRETS_AND_FILES, mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: Any) -> Any:
+        return None if value == "" else value
+
+    @model_validator(mode="after")
+    def _one_login(self) -> Self:
+        given = [name for name in ("bearer_token", "bearer_token_file", "username") if getattr(self, name)]
+        if len(given) > 1:
+            raise ValueError(f"expected one way to log in, got {' and '.join(given)}; keep one")
+        if self.password is not None and self.password_file is not None:
+            raise ValueError("expected password or password_file, got both; keep one")
+        if (self.password is not None or self.password_file is not None) and not self.username:
+            raise ValueError("expected `username` beside the password, got none")
+        if self.key_file is not None and self.cert_file is None:
+            raise ValueError("expected `cert_file` beside `key_file`, got none")
+        if self.kind == "prometheus":
+            self._check_labels()
+        return self
+
+    def _check_labels(self) -> None:
+        wrong = [name for name in self.match if not _LABEL.fullmatch(name) or name == "__name__"]
+        if wrong:
+            raise ValueError(f"`match`: expected names of labels such as cluster, got {wrong[0]!r}")
+
     cluster: str = Field("", description="cluster that this source belongs to; empty: that of `[cluster]`")
     node: str = Field("", description="nvml: name of this host in rows, as Kubernetes has it; empty: the host name")
     library: Path | None = Field(None, description="nvml: file libnvidia-ml.so.1; empty: found by the loader")
