@@ -188,12 +188,26 @@ class StoreSettings(Section):
 
 
 class InfluxSettings(Section):
-    """Table `[influx]`: not supported yet in this version; `config check` says so where `url` is set."""
+    """Table `[influx]`: InfluxDB 1.8+, 2.x or 3.x as the store of record; the embedded store feeds it."""
 
     url: str = Field("", description="base address; empty: the embedded store alone")
-    org: str = Field("", description="organisation (2.x); `-` on 1.8")
-    bucket: str = Field("trimtab", description="bucket, or database/retention-policy on 1.8")
+    org: str = Field("", description="organisation (2.x); `-` on 1.8; not used by 3.x")
+    bucket: str = Field("trimtab", min_length=1, description="bucket of raw rows, or database/retention-policy on 1.8")
     token: SecretStr | None = Field(None, description="API token; user:password on 1.8; set it by environment")
+    token_file: Path | None = Field(None, description="file that holds the token, read at each start instead of `token`")
+    ca_file: Path | None = Field(None, description="certificates (PEM) that the server's is checked against, if private")
+    gzip: Literal["auto", "on", "off"] = Field("auto", description="compress what is sent; auto: not on loopback")
+    batch_rows: int = Field(5_000, ge=1, le=100_000, description="rows of one write request")
+    timeout_seconds: float = Field(30.0, gt=0, le=3600, description="limit for one request, in seconds")
+    raw_days: float = Field(7.0, gt=0, description="keep raw rows there, in days")
+    minute_days: float = Field(90.0, gt=0, description="keep 1-min rows there, in days")
+    hour_days: float = Field(730.0, gt=0, description="keep 1-h rows, facts and events there, in days")
+
+    @model_validator(mode="after")
+    def _one_token(self) -> InfluxSettings:
+        if self.token is not None and self.token_file is not None:
+            raise ValueError("`token_file`: expected `token` or `token_file`, got both; remove one")
+        return self
 
 
 class TenantSettings(Section):

@@ -1,0 +1,146 @@
+"""Line protocol from columns: one line a row, one text pass a column.
+
+Numbers are written by orjson (shortest text that reads back as the same double), cut into cells, and all cells are
+joined once; nothing is done a value or a row in Python but a look into a dictionary of escaped tag sets.
+
+Line protocol has no way to write some tag values: a newline, a trailing backslash. Backslashes, control characters and
+`%` are therefore written as `%XX` in tags, and `unescape_tag` gives the value back, whatever the server.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain, repeat
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+import orjson
+import pyarrow as pa
+from numpy.typing import NDArray
+
+_CONTROL = {code: f"%{code:02X}" for code in (*range(0x20), 0x7F, ord("%"), ord("\\"))}
+_ESCAPED = _CONTROL | {ord(c): f"\\{c}" for c in ",= "}
+_HOSTILE = re.compile(r"[\x00-\x1f\x7f%\\,= ]")
+_CACHED_TAG_SETS = 200_000
+
+
+def escape_control(value: str) -> str:
+    """Return a tag value as the server keeps it."""
+    return value.translate(_CONTROL) if _HOSTILE.search(value) else value
+
+
+def escape_tag(value: str) -> str:
+    """Return a tag value, tag key or measurement name as it stands in a line."""
+    return value.translate(_ESCAPED) if _HOSTILE.search(value) else value
+
+
+def unescape_tag(value: str) -> str:
+    """Return the tag value that a server gives back for one written by `escape_tag`."""
+    return unquote(value) if "%" in value else value
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+class LineEncoder:
+    """Encodes rows of one measurement; remembers the tag sets that it has escaped.
+
+    Args:
+        measurement: name.
+        tags: names of the text columns. An empty value is left out of the line, as the protocol asks.
+    """
+
+    def __init__(self, measurement: str, tags: Sequence[str]) -> None:
+        self._tags = sorted(tags)  # servers sort them anyway
+        self._names = [f",{escape_tag(tag)}=" for tag in self._tags]
+        self._measurement = escape_tag(measurement)
+        self._known: dict[tuple[str, ...], bytes] = {}
+
+    def encode(self, rows: pa.Table, fields: Mapping[str, NDArray[np.float64]]) -> bytes:
+        r"""Return lines in ms precision, each ended by `\n`; NaN and infinity are absent, a row without values no line.
+
+        Args:
+            rows: `time` (timestamp ms) and the tags as text columns.
+            fields: float64 columns parallel to `rows`.
+        """
+        columns = {name: np.ascontiguousarray(values) for name, values in fields.items()}
+        if not columns or not rows.num_rows:
+            return b""
+        present = np.zeros(rows.num_rows, dtype=bool)
+        for values in columns.values():
+            finite = np.isfinite(values)
+            present |= finite
+            if present.all():
+                break
+        if not present.all():
+            rows = rows.filter(pa.array(present))
+            columns = {name: values[present] for name, values in columns.items()}
+            if not rows.num_rows:
+                return b""
+        first = next((name for name, values in columns.items() if np.isfinite(values).all()), None)
+        parts: list[Iterable[bytes]] = [self._prefixes(rows)]
+        if first is not None:  # the usual case: a value that every row has stands first, and needs no comma
+            parts += [repeat(b" " + _field_key(first)[1:]), _numbers(columns.pop(first))]
+        else:
+            parts.append(repeat(b"\n"))
+        for name, values in columns.items():
+            parts += _cells(_field_key(name), values)
+        parts.append(_times(rows.column("time")))
+        text = b"".join(chain.from_iterable(zip(*parts, strict=False)))
+        # Otherwise a line's first value follows its tags as "\n,", since no part of a line holds a newline.
+        return text if first is not None else text.replace(b"\n,", b" ")
+
+    def _prefixes(self, rows: pa.Table) -> list[bytes]:
+        columns = [rows.column(tag).to_numpy().tolist() for tag in self._tags]
+        if len(self._known) > _CACHED_TAG_SETS:
+            self._known.clear()
+        known = self._known
+        sets = zip(*columns, strict=True) if columns else iter([()] * rows.num_rows)
+        return [known.get(tag_set) or self._learn(tag_set) for tag_set in sets]
+
+    def _learn(self, tag_set: tuple[str, ...]) -> bytes:
+        tags = [name + escape_tag(value) for name, value in zip(self._names, tag_set, strict=True) if value]
+        prefix = self._known[tag_set] = f"{self._measurement}{''.join(tags)}".encode()
+        return prefix
+
+
+@lru_cache(maxsize=1024)
+def _field_key(name: str) -> bytes:
+    return f",{escape_tag(name)}=".encode()
+
+
+def _numbers(values: NDArray[Any]) -> list[bytes]:
+    """Return the text of each number."""
+    return orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")
+
+
+def _cells(key: bytes, values: NDArray[np.float64]) -> list[Iterable[bytes]]:
+    """Return columns of text that make `,name=value` in a row that has the value, and nothing in others."""
+    text = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+    if b"n" not in text:  # of `null`
+        return [repeat(key), text.split(b",")]
+    text = (key + text.replace(b",", b"\n" + key)).replace(key + b"null", b"")
+    return [text.split(b"\n")] if len(text) >= len(values) else []
+
+
+def _times(times: pa.ChunkedArray) -> Iterable[bytes]:
+    milliseconds = np.ascontiguousarray(times.cast(pa.timestamp("ms", tz="UTC")).cast(pa.int64()).to_numpy())
+    if (milliseconds == milliseconds[0]).all():
+        return repeat(b" %d\n" % milliseconds[0])
+    return [b" %s\n" % text for text in _numbers(milliseconds)]
+
+
+def text_line(
+    measurement: str, tags: Mapping[str, str], fields: Mapping[str, str | float], time_ns: int
+) -> str:
+    """Return one line with text or number fields, in ns precision, without its end."""
+    names = "".join(f",{escape_tag(tag)}={escape_tag(tags[tag])}" for tag in sorted(tags) if tags[tag])
+    values = ",".join(
+        f"{escape_tag(name)}={_quoted(value) if isinstance(value, str) else repr(float(value))}"
+        for name, value in fields.items()
+    )
+    return f"{escape_tag(measurement)}{names} {values} {time_ns}"
