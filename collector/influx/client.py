@@ -285,7 +285,9 @@ class _Answer:
 
 
 def _rfc3339(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S") + f".{milliseconds % 1000:03d}"
+    return (
+        datetime.fromtimestamp(milliseconds // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S") + f".{milliseconds % 1000:03d}"
+    )
 
 
 def _said(error: Any) -> str:

@@ -134,9 +134,7 @@ def _times(times: pa.ChunkedArray) -> Iterable[bytes]:
     return [b" %s\n" % text for text in _numbers(milliseconds)]
 
 
-def text_line(
-    measurement: str, tags: Mapping[str, str], fields: Mapping[str, str | float], time_ns: int
-) -> str:
+def text_line(measurement: str, tags: Mapping[str, str], fields: Mapping[str, str | float], time_ns: int) -> str:
     """Return one line with text or number fields, in ns precision, without its end."""
     names = "".join(f",{escape_tag(tag)}={escape_tag(tags[tag])}" for tag in sorted(tags) if tags[tag])
     values = ",".join(

@@ -228,6 +228,12 @@ def _select_partials(request: Request, pieces: Pieces, tier: str) -> str:
         rows = _rows_of(request, pieces, within=raw_buckets)
         parts.append(f"{of_row} FROM ({rows}) WHERE {_inside(raw_buckets)}")
 
+    return aggregate_partials(request, " UNION ALL ".join(parts))
+
+
+def aggregate_partials(request: Request, rows: str) -> str:
+    """Return the statement for aggregates over partial rows: `t`, tags, and a field's mean, min, max and count."""
+
     def value(name: str) -> str:
         wanted = request.aggregates[name]
         total, count = f'fsum("{name}" * "{name}__count")', f'sum("{name}__count")'
@@ -240,8 +246,7 @@ def _select_partials(request: Request, pieces: Pieces, tier: str) -> str:
         }[wanted]
         return f'{expression} AS "{name}"'
 
-    rows = " UNION ALL ".join(parts)
-    conditions = _filter(where, spec.extra_tags)
+    conditions = _filter(request.where, request.spec.extra_tags)
     if conditions:
         rows = f"SELECT * FROM ({rows}) WHERE {' AND '.join(conditions)}"
     return _grouped(request, [value(name) for name in request.fields], rows)

@@ -1,0 +1,178 @@
+"""Where rows of each tier lie in InfluxDB, and how long they are kept there.
+
+2.x and 3.x: the buckets `<bucket>`, `<bucket>_minute` and `<bucket>_hour`. 1.8+: retention policies of one database,
+`<database>/<policy>` (without a name the default one), `minute` and `hour`. Facts, events and rejects lie with the hours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import orjson
+
+from collector.errors import ConfigurationError
+from collector.influx.client import Flavour, InfluxClient
+from collector.settings import InfluxSettings
+from collector.store.request import HOUR, MINUTE, RAW
+
+TIERS = (RAW, MINUTE, HOUR)
+_SHARD_SECONDS = {RAW: 86_400, MINUTE: 7 * 86_400, HOUR: 30 * 86_400}
+DAY_SECONDS = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one tier lies: `bucket` for writing, database and policy for InfluxQL, kept for so many seconds."""
+
+    bucket: str
+    database: str
+    policy: str
+    keep_seconds: int
+
+
+def keep_days(settings: InfluxSettings) -> dict[str, float]:
+    """Return how long each tier is kept, in days."""
+    return {RAW: settings.raw_days, MINUTE: settings.minute_days, HOUR: settings.hour_days}
+
+
+def places(settings: InfluxSettings, flavour: Flavour) -> Mapping[str, Place]:
+    """Return the place of each tier."""
+    found = {}
+    database, _, policy = settings.bucket.partition("/")
+    for tier, days in keep_days(settings).items():
+        seconds = round(days * DAY_SECONDS)
+        if flavour is Flavour.V1:
+            own = policy if tier == RAW else tier
+            found[tier] = Place(f"{database}/{own}" if own else database, database, own, seconds)
+        else:
+            bucket = settings.bucket if tier == RAW else f"{settings.bucket}_{tier}"
+            found[tier] = Place(bucket, bucket, "", seconds)
+    return found
+
+
+def prepare(client: InfluxClient, settings: InfluxSettings) -> list[str]:
+    """Make what is missing and set how long it is kept; return what was done, one line each.
+
+    Needs a token that may make buckets; `trimtab collect` does not.
+
+    Raises:
+        TryLaterError: not reachable.
+        ConfigurationError: the token may not.
+    """
+    flavour = client.flavour()
+    wanted = places(settings, flavour)
+    if flavour is Flavour.V1:
+        return _prepare_v1(client, wanted)
+    if flavour is Flavour.V2:
+        return _prepare_v2(client, settings, wanted)
+    return ["InfluxDB 3 makes databases as they are written to; set their retention when you make them yourself"]
+
+
+def check(client: InfluxClient, settings: InfluxSettings) -> list[str]:
+    """Return what is missing or kept for another length of time than configured, one line each; changes nothing.
+
+    Raises:
+        TryLaterError: not reachable.
+        ConfigurationError: the token is wrong.
+    """
+    flavour = client.flavour()
+    if flavour is Flavour.V3:
+        return []
+    known = kept_v1(client, settings.bucket.partition("/")[0]) if flavour is Flavour.V1 else kept_v2(client, settings)
+    wrong = []
+    for tier, place in places(settings, flavour).items():
+        seen = known.get(place.policy if flavour is Flavour.V1 else place.bucket)
+        if seen is None and not (flavour is Flavour.V1 and not place.policy and known):
+            wrong.append(f"{place.bucket} is missing")
+        elif seen is not None and seen != place.keep_seconds:
+            text = f"{seen / DAY_SECONDS:g} days" if seen else "for ever"
+            wrong.append(
+                f"{place.bucket} keeps rows {text}, [influx] {tier}_days is {place.keep_seconds / DAY_SECONDS:g}"
+            )
+    return wrong
+
+
+def kept_v1(client: InfluxClient, database: str) -> dict[str, int]:
+    """Return retention policy -> seconds (0: for ever); empty where there is no such database."""
+    answer = orjson.loads(client.execute(f'SHOW RETENTION POLICIES ON "{_identifier(database)}"'))
+    series = answer["results"][0].get("series", [])
+    return {row[0]: _go_seconds(row[1]) for part in series for row in part.get("values", [])}
+
+
+def _go_seconds(text: str) -> int:
+    hours, _, rest = text.partition("h")
+    minutes, _, seconds = rest.partition("m")
+    return int(hours) * 3600 + int(minutes or 0) * 60 + int(float(seconds.rstrip("s") or 0)) if rest else 0
+
+
+def _identifier(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _prepare_v1(client: InfluxClient, wanted: Mapping[str, Place]) -> list[str]:
+    done = []
+    database = wanted[RAW].database
+    known = kept_v1(client, database)
+    if not known:
+        _run(client, f'CREATE DATABASE "{_identifier(database)}"')
+        done.append(f"database {database} made")
+        known = kept_v1(client, database)
+    for tier, place in wanted.items():
+        policy = place.policy
+        if not policy:
+            continue
+        length = f"DURATION {place.keep_seconds}s REPLICATION 1 SHARD DURATION {_shard_seconds(tier, place)}s"
+        on = f'"{_identifier(policy)}" ON "{_identifier(database)}"'
+        if policy not in known:
+            _run(client, f"CREATE RETENTION POLICY {on} {length}")
+            done.append(f"{place.bucket} made, kept {place.keep_seconds / DAY_SECONDS:g} days")
+        elif known[policy] != place.keep_seconds:
+            _run(client, f"ALTER RETENTION POLICY {on} {length}")
+            done.append(f"{place.bucket} is now kept {place.keep_seconds / DAY_SECONDS:g} days")
+    return done
+
+
+def _run(client: InfluxClient, statement: str) -> None:
+    answer = orjson.loads(client.execute(statement))
+    error = answer.get("error") or next((r["error"] for r in answer.get("results", []) if "error" in r), None)
+    if error:
+        raise ConfigurationError(f"InfluxDB at {client.address} refused `{statement}`: {error}")
+
+
+def _shard_seconds(tier: str, place: Place) -> int:
+    return max(min(_SHARD_SECONDS[tier], place.keep_seconds), 3600)
+
+
+def kept_v2(client: InfluxClient, settings: InfluxSettings) -> dict[str, int]:
+    """Return bucket -> seconds (0: for ever) of the buckets that the token sees."""
+    return {name: rule for name, (_, rule) in _buckets(client, settings).items()}
+
+
+def _buckets(client: InfluxClient, settings: InfluxSettings) -> dict[str, tuple[str, int]]:
+    query = {"org": settings.org, "limit": "100"}
+    found = client.call_json("GET", "/api/v2/buckets", query=query)
+    return {
+        bucket["name"]: (bucket["id"], next((int(r["everySeconds"]) for r in bucket["retentionRules"]), 0))
+        for bucket in found["buckets"]
+    }
+
+
+def _prepare_v2(client: InfluxClient, settings: InfluxSettings, wanted: Mapping[str, Place]) -> list[str]:
+    done = []
+    known = _buckets(client, settings)
+    orgs = client.call_json("GET", "/api/v2/orgs", query={"org": settings.org})["orgs"]
+    for tier, place in wanted.items():
+        rule = {
+            "type": "expire",
+            "everySeconds": place.keep_seconds,
+            "shardGroupDurationSeconds": _shard_seconds(tier, place),
+        }
+        if place.bucket not in known:
+            body = {"orgID": orgs[0]["id"], "name": place.bucket, "retentionRules": [rule]}
+            client.call_json("POST", "/api/v2/buckets", body=body)
+            done.append(f"bucket {place.bucket} made, kept {place.keep_seconds / DAY_SECONDS:g} days")
+        elif known[place.bucket][1] != place.keep_seconds:
+            client.call_json("PATCH", f"/api/v2/buckets/{known[place.bucket][0]}", body={"retentionRules": [rule]})
+            done.append(f"bucket {place.bucket} is now kept {place.keep_seconds / DAY_SECONDS:g} days")
+    return done
