@@ -37,6 +37,7 @@ from collector.settings import StoreSettings
 from collector.store import catalogue, query, spans
 from collector.store.engine import Engine
 from collector.store.hot import decode, gather
+from collector.store.partials import clashes, read_partials
 from collector.store.request import HOUR, RAW, STEP_MS, Segment
 from collector.store.segments import read_segments
 from collector.window import Window
@@ -248,6 +249,21 @@ class Outbox:
                 "DELETE FROM dirty WHERE name = ? AND measurement = ? AND hour = ? AND seq = ?",
                 (self._name, hour.measurement, to_ms(hour.window.start), hour.seq),
             )
+
+    def partials(self, hour: DirtyHour, tier: str) -> pa.Table:
+        """Return the rows of `tier` in an hour; see `partials.read_partials`.
+
+        Raises:
+            UnreachableError: the store or one of its files cannot be read.
+        """
+        span = (to_ms(hour.window.start), to_ms(hour.window.end))
+        with self._reading():
+            return read_partials(self._db, self._folder, self._engine, MEASUREMENTS[hour.measurement], span, tier)
+
+    def may_clash(self, measurement: str, first_ms: int, last_ms: int) -> bool:
+        """Whether a key and time may stand twice among the raw rows from `first_ms` to `last_ms`, shipped or not."""
+        with self._reading():
+            return clashes(self._db, self._folder, measurement, first_ms, last_ms + 1)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
