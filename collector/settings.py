@@ -194,8 +194,12 @@ class InfluxSettings(Section):
     org: str = Field("", description="organisation (2.x); `-` on 1.8; not used by 3.x")
     bucket: str = Field("trimtab", min_length=1, description="bucket of raw rows, or database/retention-policy on 1.8")
     token: SecretStr | None = Field(None, description="API token; user:password on 1.8; set it by environment")
-    token_file: Path | None = Field(None, description="file that holds the token, read at each start instead of `token`")
-    ca_file: Path | None = Field(None, description="certificates (PEM) that the server's is checked against, if private")
+    token_file: Path | None = Field(
+        None, description="file that holds the token, read at each start instead of `token`"
+    )
+    ca_file: Path | None = Field(
+        None, description="certificates (PEM) that the server's is checked against, if private"
+    )
     gzip: Literal["auto", "on", "off"] = Field("auto", description="compress what is sent; auto: not on loopback")
     batch_rows: int = Field(5_000, ge=1, le=100_000, description="rows of one write request")
     timeout_seconds: float = Field(30.0, gt=0, le=3600, description="limit for one request, in seconds")

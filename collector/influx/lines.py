@@ -4,7 +4,8 @@ Numbers are written by orjson (shortest text that reads back as the same double)
 joined once; nothing is done a value or a row in Python but a look into a dictionary of escaped tag sets.
 
 Line protocol has no way to write some tag values: a newline, a trailing backslash. Backslashes, control characters and
-`%` are therefore written as `%XX` in tags, and `unescape_tag` gives the value back, whatever the server.
+`%` are therefore written as `%XX` in tags, and `unescape_tag` gives the value back, whatever the server. An empty value
+is left out; where the set of tags of a table is fixed (3.x) it is written as `%`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import orjson
 import pyarrow as pa
 from numpy.typing import NDArray
 
+EMPTY = "%"
 _CONTROL = {code: f"%{code:02X}" for code in (*range(0x20), 0x7F, ord("%"), ord("\\"))}
 _ESCAPED = _CONTROL | {ord(c): f"\\{c}" for c in ",= "}
 _HOSTILE = re.compile(r"[\x00-\x1f\x7f%\\,= ]")
@@ -39,7 +41,7 @@ def escape_tag(value: str) -> str:
 
 def unescape_tag(value: str) -> str:
     """Return the tag value that a server gives back for one written by `escape_tag`."""
-    return unquote(value) if "%" in value else value
+    return unquote(value) if "%" in value and value != EMPTY else value.removeprefix(EMPTY)
 
 
 def _quoted(text: str) -> str:
@@ -51,10 +53,12 @@ class LineEncoder:
 
     Args:
         measurement: name.
-        tags: names of the text columns. An empty value is left out of the line, as the protocol asks.
+        tags: names of the text columns.
+        fixed_tags: write every tag in every line, an empty one as `%`.
     """
 
-    def __init__(self, measurement: str, tags: Sequence[str]) -> None:
+    def __init__(self, measurement: str, tags: Sequence[str], *, fixed_tags: bool = False) -> None:
+        self._empty = EMPTY if fixed_tags else ""
         self._tags = sorted(tags)  # servers sort them anyway
         self._names = [f",{escape_tag(tag)}=" for tag in self._tags]
         self._measurement = escape_tag(measurement)
@@ -103,7 +107,8 @@ class LineEncoder:
         return [known.get(tag_set) or self._learn(tag_set) for tag_set in sets]
 
     def _learn(self, tag_set: tuple[str, ...]) -> bytes:
-        tags = [name + escape_tag(value) for name, value in zip(self._names, tag_set, strict=True) if value]
+        values = [escape_tag(value) or self._empty for value in tag_set]
+        tags = [name + value for name, value in zip(self._names, values, strict=True) if value]
         prefix = self._known[tag_set] = f"{self._measurement}{''.join(tags)}".encode()
         return prefix
 
@@ -134,11 +139,20 @@ def _times(times: pa.ChunkedArray) -> Iterable[bytes]:
     return [b" %s\n" % text for text in _numbers(milliseconds)]
 
 
-def text_line(measurement: str, tags: Mapping[str, str], fields: Mapping[str, str | float], time_ns: int) -> str:
+def text_line(
+    measurement: str,
+    tags: Mapping[str, str],
+    fields: Mapping[str, str | float],
+    time_ns: int,
+    *,
+    fixed_tags: bool = False,
+) -> str:
     """Return one line with text or number fields, in ns precision, without its end."""
-    names = "".join(f",{escape_tag(tag)}={escape_tag(tags[tag])}" for tag in sorted(tags) if tags[tag])
-    values = ",".join(
+    empty = EMPTY if fixed_tags else ""
+    values = {tag: escape_tag(tags[tag]) or empty for tag in sorted(tags)}
+    names = "".join(f",{escape_tag(tag)}={value}" for tag, value in values.items() if value)
+    cells = ",".join(
         f"{escape_tag(name)}={_quoted(value) if isinstance(value, str) else repr(float(value))}"
         for name, value in fields.items()
     )
-    return f"{escape_tag(measurement)}{names} {values} {time_ns}"
+    return f"{escape_tag(measurement)}{names} {cells} {time_ns}"

@@ -1,7 +1,8 @@
 """Where rows of each tier lie in InfluxDB, and how long they are kept there.
 
 2.x and 3.x: the buckets `<bucket>`, `<bucket>_minute` and `<bucket>_hour`. 1.8+: retention policies of one database,
-`<database>/<policy>` (without a name the default one), `minute` and `hour`. Facts, events and rejects lie with the hours.
+`<database>/<policy>` (without a name the default one), `minute` and `hour`. Facts, events and rejects lie with the
+hours.
 """
 
 from __future__ import annotations

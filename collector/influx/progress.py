@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from collector.clock import to_ms
+from collector.clock import from_ms
 from collector.settings import StoreSettings
 from collector.store import catalogue
 from collector.store.request import RAW
@@ -55,8 +55,8 @@ def read_progress(db: sqlite3.Connection, name: str) -> Progress:
     return Progress(
         None if row is None else seq,
         max(int(head) - 1 - seq, 0),
-        None if oldest is None else catalogue.from_ms(oldest),
-        None if dirty is None else catalogue.from_ms(dirty),
+        None if oldest is None else from_ms(oldest),
+        None if dirty is None else from_ms(dirty),
     )
 
 
@@ -80,8 +80,3 @@ def cursors(settings: StoreSettings) -> dict[str, int]:
     folder = settings.path.resolve()
     with closing(catalogue.connect(folder, read_only=True)) as db, catalogue.failures(folder, "read"):
         return {name: int(seq) for name, seq in db.execute("SELECT name, seq FROM cursor ORDER BY name")}
-
-
-def milliseconds(instant: datetime | None) -> int | None:
-    """Return an instant in ms, None as None."""
-    return None if instant is None else to_ms(instant)

@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from collector.clock import Clock, SystemClock
+from collector.clock import Clock, SystemClock, from_ms, to_ms
 from collector.influx import answers, flux, influxql, texts
 from collector.influx.client import InfluxClient, QueryRefusedError
 from collector.influx.influxql import ROWS
@@ -18,7 +18,6 @@ from collector.influx.places import Place, keep_days, places
 from collector.protocols import Where
 from collector.settings import InfluxSettings
 from collector.store import query
-from collector.store.catalogue import from_ms, to_ms
 from collector.store.engine import Engine
 from collector.store.hot import measurement_of
 from collector.store.reading import RowReader
@@ -150,7 +149,10 @@ class InfluxReader(RowReader):
         return whole
 
     def _of_raw(self, request: Request, tier: str) -> pd.DataFrame:
-        return self._of_rows(request, self._rows(request, (ROWS, *request.fields), tier))
+        # Who holds a row may only be known once facts were looked up: those of other holders are left out after that.
+        where = {tag: values for tag, values in request.where.items() if tag in request.spec.key}
+        rows = self._rows(replace(request, where=where), (ROWS, *request.fields), tier)
+        return self._of_rows(request, rows)
 
     def _of_rows(self, request: Request, rows: pa.Table) -> pd.DataFrame:
         hot = pa.table(
@@ -183,7 +185,7 @@ class InfluxReader(RowReader):
         """Return rows as columns `t`, all tags and `columns`."""
         asked = (request.start, request.end, request.where)
         return _joined(
-            self._fetch(request.spec.name, request.spec.tags, columns, (), asked, tier), request.spec.tags, columns
+            self._fetch(request.spec.name, request.spec.tags, columns, asked, tier=tier), request.spec.tags, columns
         )
 
     def _fetch(
@@ -191,9 +193,10 @@ class InfluxReader(RowReader):
         measurement: str,
         tags: Sequence[str],
         fields: Sequence[str],
-        text_fields: Sequence[str],
         asked: _Asked,
+        *,
         tier: str,
+        text_fields: Sequence[str] = (),
     ) -> Iterator[pa.Table]:
         start, end, where = asked
         if not self._by_flux:
@@ -257,11 +260,19 @@ class InfluxReader(RowReader):
                 first = ends[tier][0]
         return Window(from_ms(first), from_ms(last + 1))
 
+    def count_before(self, measurement: str, tier: str, end_ms: int) -> int:
+        """Return how many rows of a tier are older than an instant."""
+        statement = (
+            f"SELECT count({influxql.name(ROWS)}) AS {influxql.name(ROWS)} FROM {influxql.name(measurement)}"  # noqa: S608
+            f" WHERE time < {end_ms}ms"
+        )
+        return sum(int(pc.sum(t.column(ROWS)).as_py()) for t in self._select(statement, (), (ROWS,), tier))
+
     def _ends(self, measurement: str, tier: str) -> tuple[int, int] | None:
         ends = []
         for function in ("first", "last"):
             statement = (
-                f"SELECT {function}({influxql.name(ROWS)}) AS {influxql.name(ROWS)} FROM {influxql.name(measurement)}"  # noqa: S608, E501
+                f"SELECT {function}({influxql.name(ROWS)}) AS {influxql.name(ROWS)} FROM {influxql.name(measurement)}"  # noqa: S608
             )
             rows = [t for t in self._select(statement, (), (ROWS,), tier) if t.num_rows]
             if not rows:
@@ -295,7 +306,9 @@ class InfluxReader(RowReader):
         tags, numbers, words = texts.TAGS[kind], texts.NUMBERS[kind], texts.TEXTS[kind]
         if any(not values for values in where.values()):
             return _joined((), tags, numbers, words)
-        return _joined(self._fetch(kind, tags, numbers, words, (*span, where), HOUR), tags, numbers, words)
+        return _joined(
+            self._fetch(kind, tags, numbers, (*span, where), tier=HOUR, text_fields=words), tags, numbers, words
+        )
 
 
 def _joined(

@@ -18,20 +18,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from collector.batch import Batch, Reject, Subject
-from collector.clock import Clock
+from collector.clock import Clock, from_ms, to_ms
 from collector.errors import TrimtabError
 from collector.influx import texts
 from collector.influx.answers import parse_tags
-from collector.influx.client import InfluxClient, TryLaterError, WriteRefusedError
+from collector.influx.client import Flavour, InfluxClient, TryLaterError, WriteRefusedError
 from collector.influx.influxql import ROWS
 from collector.influx.lines import LineEncoder
 from collector.influx.places import keep_days, places
 from collector.protocols import Store
 from collector.schema import MEASUREMENTS, Measurement
 from collector.settings import InfluxSettings
-from collector.store.catalogue import from_ms, to_ms
 from collector.store.outbox import DirtyHour, Outbox, Shipment
-from collector.store.request import HOUR, MINUTE, RAW
+from collector.store.request import HOUR, RAW
 from collector.window import Window
 
 CURSOR = "influx"
@@ -76,7 +75,7 @@ class Shipper:
         self._outbox = outbox
         self._store = store
         self._clock = clock
-        self._encoders = {name: LineEncoder(name, spec.tags) for name, spec in MEASUREMENTS.items()}
+        self._encoders: dict[str, LineEncoder] = {}
         self._last_complaint = ""
 
     def run(self, stop: threading.Event) -> None:
@@ -138,14 +137,16 @@ class Shipper:
         return done
 
     def _send(self, shipment: Shipment, done: Shipped) -> None:
-        where = places(self._settings, self._client.flavour())
+        flavour = self._client.flavour()
+        where = places(self._settings, flavour)
+        fixed = flavour is Flavour.V3
         body = b"".join(self._encode(MEASUREMENTS[name], rows) for name, rows in shipment.rows.items())
         if body:
             self._write(body, where[RAW].bucket, done)
         told = [
-            *texts.encode_facts(shipment.facts),
-            *texts.encode_events(shipment.events),
-            *texts.encode_rejects(shipment.rejects),
+            *texts.encode_facts(shipment.facts, fixed_tags=fixed),
+            *texts.encode_events(shipment.events, fixed_tags=fixed),
+            *texts.encode_rejects(shipment.rejects, fixed_tags=fixed),
         ]
         if told:
             lines = [f"{line}\n".encode() for line in told]
@@ -162,7 +163,13 @@ class Shipper:
             column = rows.column(name)
             if column.null_count < rows.num_rows:
                 fields[name] = column.to_numpy()
-        return self._encoders[spec.name].encode(rows, fields)
+        return self._encoder(spec).encode(rows, fields)
+
+    def _encoder(self, spec: Measurement) -> LineEncoder:
+        if spec.name not in self._encoders:
+            fixed = self._client.flavour() is Flavour.V3
+            self._encoders[spec.name] = LineEncoder(spec.name, spec.tags, fixed_tags=fixed)
+        return self._encoders[spec.name]
 
     def _young_enough(self, rows: pa.Table, tier: str) -> pa.Table:
         """Leave out rows that InfluxDB would drop at once."""
@@ -188,14 +195,13 @@ class Shipper:
     def _send_hour(self, hour: DirtyHour, done: Shipped) -> None:
         where = places(self._settings, self._client.flavour())
         spec = MEASUREMENTS[hour.measurement]
-        for tier in (MINUTE, HOUR):
-            made = self._outbox.partials(hour, tier)
+        for tier, made in self._outbox.partials(hour).items():
             rows = made.append_column("time", made.column("t").cast(pa.timestamp("ms", tz="UTC")))
             if rows.num_rows:
                 rows = self._young_enough(rows, tier)
             for start in range(0, rows.num_rows, self._settings.batch_rows):
                 part = rows.slice(start, self._settings.batch_rows)
-                body = self._encoders[spec.name].encode(part, _partial_fields(spec, part))
+                body = self._encoder(spec).encode(part, _partial_fields(spec, part))
                 self._write(body, where[tier].bucket, done)
 
     def _write(
@@ -226,9 +232,7 @@ class Shipper:
         else:
             done.lines += body.count(b"\n") if lines is None else len(lines)
 
-    def _halve(
-        self, part: list[bytes], error: WriteRefusedError, bucket: str, precision: str, done: Shipped
-    ) -> None:
+    def _halve(self, part: list[bytes], error: WriteRefusedError, bucket: str, precision: str, done: Shipped) -> None:
         """Find the refused lines of `part` by sending halves; what is not refused is there already, or is now."""
         pending = [(part, error)]
         named = 0
@@ -286,9 +290,9 @@ def _partial_fields(spec: Measurement, rows: pa.Table) -> dict[str, np.ndarray]:
     fields: dict[str, np.ndarray] = {}
     most = np.ones(rows.num_rows)
     for name in spec.field_names:
-        mean = rows.column(name)
-        if mean.null_count == rows.num_rows:
+        if name not in rows.column_names or rows.column(name).null_count == rows.num_rows:
             continue
+        mean = rows.column(name)
         count = pc.fill_null(rows.column(f"{name}__count"), 0.0).to_numpy()
         several = count > 1
         most = np.maximum(most, count)
@@ -300,4 +304,3 @@ def _partial_fields(spec: Measurement, rows: pa.Table) -> dict[str, np.ndarray]:
                 fields[f"{name}{part}"] = np.where(several, values, np.nan)
             fields[f"{name}__count"] = np.where(several, count, np.nan)
     return {ROWS: most, **fields}
-

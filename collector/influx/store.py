@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from collector.batch import Batch
-from collector.clock import Clock, SystemClock
+from collector.clock import Clock, SystemClock, from_ms, to_ms
 from collector.errors import ConfigurationError, TrimtabError, UnreachableError
 from collector.influx import places
 from collector.influx.client import Flavour, InfluxClient, TryLaterError
@@ -33,7 +33,6 @@ from collector.protocols import Store, Where
 from collector.schema import MEASUREMENTS
 from collector.settings import InfluxSettings, StoreSettings
 from collector.store import EmbeddedStore
-from collector.store.catalogue import from_ms, to_ms
 from collector.store.outbox import Outbox
 from collector.store.reading import RowReader
 from collector.store.request import HOUR, MINUTE, RAW, STEP_MS, Request, make_request
@@ -135,9 +134,16 @@ class InfluxStore(RowReader):
             return count
         there = len(self._remote.read(measurement, window, fields=(), where=where))
         found = places.places(self._settings, flavour)
-        for predicate in _predicates(request):
-            for tier in (RAW, MINUTE, HOUR):
-                self._client.delete(found[tier].bucket, request.start, request.end, predicate)
+        raw_since = to_ms(self._clock.now()) - round(self._store_settings.raw_days * _DAY_MS)
+        remade = request.start >= raw_since  # from the raw rows that are left; elsewhere the steps that start within go
+        for tier in (RAW, MINUTE, HOUR):
+            step = STEP_MS[tier] if remade and tier != RAW else 1
+            span = (request.start // step * step, -(-request.end // step) * step)
+            for predicate in _predicates(request):
+                self._client.delete(found[tier].bucket, *span, predicate)
+        if remade:
+            with closing(Outbox(self._store_settings, CURSOR)) as outbox:
+                outbox.soil(measurement, window)
         return max(count, there)
 
     def retain(self, now: datetime) -> int:
@@ -243,9 +249,7 @@ class InfluxStore(RowReader):
             tick = timedelta(milliseconds=1)
             until = min(at, boundary - tick)
             try:
-                older = self._remote.latest(
-                    measurement, at=until, lookback=until - first, fields=fields, where=where
-                )
+                older = self._remote.latest(measurement, at=until, lookback=until - first, fields=fields, where=where)
             except TryLaterError as error:
                 _LOG.warning("%s; the embedded store answers", error)
                 boundary = first
@@ -253,9 +257,7 @@ class InfluxStore(RowReader):
                 frames.append(older)
         if boundary is None or boundary <= at:
             since = first if boundary is None else max(first, boundary - timedelta(milliseconds=1))
-            frames.append(
-                self._local.latest(measurement, at=at, lookback=at - since, fields=fields, where=where)
-            )
+            frames.append(self._local.latest(measurement, at=at, lookback=at - since, fields=fields, where=where))
         key = list(MEASUREMENTS[measurement].key)
         frame = pd.concat([f for f in frames if len(f)] or frames[-1:], ignore_index=True)
         frame = frame.sort_values([*key, "time"]).drop_duplicates(key, keep="last", ignore_index=True)
@@ -352,10 +354,12 @@ def _predicates(request: Request) -> list[str]:
     """Return delete predicates: the API takes equalities joined by AND, so one a combination of values."""
     tags = list(request.where)
     return [
-        " AND ".join([
-            f'_measurement="{request.spec.name}"',
-            *(f'"{tag}"={_quoted(escape_control(value))}' for tag, value in zip(tags, values, strict=True)),
-        ])
+        " AND ".join(
+            [
+                f'_measurement="{request.spec.name}"',
+                *(f'"{tag}"={_quoted(escape_control(value))}' for tag, value in zip(tags, values, strict=True)),
+            ]
+        )
         for values in product(*(request.where[tag] for tag in tags))
     ]
 

@@ -30,34 +30,36 @@ NUMBERS = {"fact": ("open", "to"), "event": (), "reject": ("count",)}
 TEXTS = {"fact": ("value", "provenance"), "event": ("severity", "message"), "reject": ("reason",)}
 
 
-def encode_facts(facts: pd.DataFrame) -> Iterator[str]:
+def encode_facts(facts: pd.DataFrame, *, fixed_tags: bool = False) -> Iterator[str]:
     """Yield a line (ns precision) a fact."""
     for row in _rows(facts):
         start = _ms(row["from"])
         open_ended = pd.isna(row["to"])
         ends: dict[str, str | float] = {"open": 1.0} if open_ended else {"open": 0.0, "to": float(_ms(row["to"]))}
         fields = {"value": row["value"], "provenance": row["provenance"], **ends}
-        yield text_line("fact", {tag: row[tag] for tag in TAGS["fact"]}, fields, start * MS)
+        yield text_line("fact", {tag: row[tag] for tag in TAGS["fact"]}, fields, start * MS, fixed_tags=fixed_tags)
 
 
-def encode_events(events: pd.DataFrame) -> Iterator[str]:
+def encode_events(events: pd.DataFrame, *, fixed_tags: bool = False) -> Iterator[str]:
     """Yield a line (ns precision) an event."""
     for row in _rows(events):
         fields = {"severity": row["severity"], "message": row["message"]}
         instant = _ms(row["time"]) * MS + _within_millisecond(row["message"])
-        yield text_line("event", {tag: row[tag] for tag in TAGS["event"]}, fields, instant)
+        yield text_line("event", {tag: row[tag] for tag in TAGS["event"]}, fields, instant, fixed_tags=fixed_tags)
 
 
-def encode_rejects(rejects: pd.DataFrame) -> Iterator[str]:
+def encode_rejects(rejects: pd.DataFrame, *, fixed_tags: bool = False) -> Iterator[str]:
     """Yield a line (ns precision) a reject."""
     for row in _rows(rejects):
         fields = {"reason": row["reason"], "count": float(row["count"])}
         instant = _ms(row["time"]) * MS + _within_millisecond(row["reason"])
-        yield text_line("reject", {tag: row[tag] for tag in TAGS["reject"]}, fields, instant)
+        yield text_line("reject", {tag: row[tag] for tag in TAGS["reject"]}, fields, instant, fixed_tags=fixed_tags)
 
 
 def _rows(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    return iter(frame.to_dict("records"))
+    columns = [frame[name] for name in frame.columns]
+    for values in zip(*columns, strict=True):
+        yield dict(zip(frame.columns, values, strict=True))
 
 
 def _ms(instant: pd.Timestamp) -> int:
@@ -73,7 +75,7 @@ def decode_facts(rows: pa.Table, window: Window | None) -> pd.DataFrame:
 
     A span that was never closed (its collector's store was lost) ends where the next of its name begins.
     """
-    frame = rows.to_pandas()
+    frame: pd.DataFrame = rows.to_pandas()
     frame["from"] = _instants(frame["t"])
     ends = frame["to"].where(frame["open"] != 1.0)
     frame["to"] = _instants(ends)
@@ -99,7 +101,7 @@ def decode_rejects(rows: pa.Table) -> pd.DataFrame:
 
 
 def _decoded(rows: pa.Table, columns: tuple[str, ...], order: list[str]) -> pd.DataFrame:
-    frame = rows.to_pandas()
+    frame: pd.DataFrame = rows.to_pandas()
     frame["time"] = _instants(frame["t"])
     return frame.sort_values(["time", *order], ignore_index=True)[list(columns)]
 

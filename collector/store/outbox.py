@@ -250,15 +250,22 @@ class Outbox:
                 (self._name, hour.measurement, to_ms(hour.window.start), hour.seq),
             )
 
-    def partials(self, hour: DirtyHour, tier: str) -> pa.Table:
-        """Return the rows of `tier` in an hour; see `partials.read_partials`.
+    def soil(self, measurement: str, window: Window) -> None:
+        """Mark the hours that `window` touches dirty, after rows of it were deleted."""
+        step = STEP_MS[HOUR]
+        hours = range(to_ms(window.start) // step * step, to_ms(window.end), step)
+        with catalogue.failures(self._folder, "write to"), catalogue.transaction(self._db):
+            _mark(self._db, [(self._name, measurement, hour, catalogue.take_seq(self._db, 1)) for hour in hours])
+
+    def partials(self, hour: DirtyHour) -> dict[str, pa.Table]:
+        """Return the rows of each tier in an hour; see `partials.read_partials`.
 
         Raises:
             UnreachableError: the store or one of its files cannot be read.
         """
         span = (to_ms(hour.window.start), to_ms(hour.window.end))
         with self._reading():
-            return read_partials(self._db, self._folder, self._engine, MEASUREMENTS[hour.measurement], span, tier)
+            return read_partials(self._db, self._folder, self._engine, MEASUREMENTS[hour.measurement], span)
 
     def may_clash(self, measurement: str, first_ms: int, last_ms: int) -> bool:
         """Whether a key and time may stand twice among the raw rows from `first_ms` to `last_ms`, shipped or not."""

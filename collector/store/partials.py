@@ -11,12 +11,12 @@ from collector.schema import Measurement
 from collector.store import catalogue, query
 from collector.store.engine import Engine
 from collector.store.hot import decode, gather
-from collector.store.request import RAW, STEP_MS, Pieces, Range
+from collector.store.request import HOUR, MINUTE, RAW, STEP_MS, Pieces, Range, Segment
 from collector.store.segments import read_segments
 
 
 def ranges(db: sqlite3.Connection, measurement: str, start: int, end: int) -> list[Range]:
-    """Return the half-open ranges of unsealed rows that may lie in [start, end) ms; twice where one holds a key twice."""
+    """Return the half-open ranges of unsealed rows near [start, end) ms; twice where one holds a key twice."""
     return [
         (first, last + 1)
         for first, last, rows, distinct in db.execute(
@@ -34,12 +34,19 @@ def clashes(db: sqlite3.Connection, folder: Path, measurement: str, start: int, 
 
 
 def read_partials(
-    db: sqlite3.Connection, folder: Path, engine: Engine, spec: Measurement, window: Range, tier: str
-) -> pa.Table:
-    """Return rows of `tier` in [start, end) ms: `t`, tags, and a field's mean, `__min`, `__max`, `__count`.
+    db: sqlite3.Connection, folder: Path, engine: Engine, spec: Measurement, window: Range
+) -> dict[str, pa.Table]:
+    """Return the rows of each tier in [start, end) ms: `t`, tags, and a field's mean, `__min`, `__max`, `__count`.
 
-    Made of raw rows; of the tier's own files and what is not sealed where raw rows are gone. `__min` and `__max` are
-    null where they equal the mean, `__count` is null for 0.
+    Made of raw rows; of the tiers' own files and what is not sealed where raw rows are gone. `__min` and `__max` are
+    null where they equal the mean, `__count` is null for 0. Fields that no row has are left out.
+
+    Args:
+        db: the catalogue.
+        folder: the store's folder.
+        engine: runs the statements.
+        spec: which measurement.
+        window: whole hours.
     """
     start, end = window
     with catalogue.snapshot(db):
@@ -50,20 +57,31 @@ def read_partials(
         unsealed = ranges(db, spec.name, start, end)
         segments = read_segments(db, folder, spec.name, start, end)
         floor = catalogue.floors(db, spec.name).get(RAW, start)
-    hot = gather(spec, spec.field_names, [decode(payload) for _, payload in payloads], [seq for seq, _ in payloads])
+    tables = [decode(payload) for _, payload in payloads]
+    present = {name for table in tables for name in table.column_names}.union(*(s.exponents for s in segments))
+    fields = [name for name in spec.field_names if name in present]
+    hot = gather(spec, fields, tables, [seq for seq, _ in payloads])
     gone = start < floor
-    pieces = Pieces([s for s in segments if s.tier == (tier if gone else RAW)], unsealed, {})
-    rows = query.merged_rows(
-        spec, spec.field_names, pieces.of(RAW), span=(start, end), where={}, clashes=pieces.clashes
-    )
-    raw = engine.run(query.select_sorted(spec, spec.field_names, rows), hot=hot)
-    made = engine.run(query.downsample(spec, spec.field_names, STEP_MS[tier], of_partials=False), hot=raw)
-    made = made.rename_columns({"bucket": "t"})
-    if not gone:
-        return made
-    columns = [f"{name}{part}" for name in spec.field_names for part in ("", "__min", "__max", "__count")]
-    kept = query.scan(pieces.of(tier), spec, columns, (start, end), {}, with_seq=False)
-    of_files = [engine.run(select, hot=gather(spec, spec.field_names, (), ())) for select in kept]
-    together = pa.concat_tables([made, *(t.select(made.column_names) for t in of_files)])
-    again = query.downsample(spec, spec.field_names, STEP_MS[tier], of_partials=True)
-    return engine.run(again, hot=together).rename_columns({"bucket": "t"})
+    pieces = Pieces([s for s in segments if s.tier != RAW or not gone], unsealed, {})
+    rows = query.merged_rows(spec, fields, pieces.of(RAW), span=window, where={}, clashes=pieces.clashes)
+    raw = engine.run(query.select_sorted(spec, fields, rows), hot=hot)
+    made: dict[str, pa.Table] = {}
+    finer = raw
+    for tier in (MINUTE, HOUR):
+        statement = query.downsample(spec, fields, STEP_MS[tier], of_partials=tier != MINUTE)
+        finer = engine.run(statement, hot=finer).rename_columns({"bucket": "t"})
+        made[tier] = _with_files(engine, spec, fields, finer, pieces.of(tier), window) if gone else finer
+    return made
+
+
+def _with_files(
+    engine: Engine, spec: Measurement, fields: list[str], unsealed: pa.Table, segments: list[Segment], window: Range
+) -> pa.Table:
+    """Add the rows of a tier's files to those made of what is not sealed."""
+    columns = [f"{name}{part}" for name in fields for part in ("", "__min", "__max", "__count")]
+    selects = query.scan(segments, spec, columns, window, {}, with_seq=False)
+    empty = gather(spec, fields, (), ())
+    parts = [unsealed, *(engine.run(select, hot=empty).select(unsealed.column_names) for select in selects)]
+    tier_step = STEP_MS[segments[0].tier] if segments else STEP_MS[MINUTE]
+    statement = query.downsample(spec, fields, tier_step, of_partials=True)
+    return engine.run(statement, hot=pa.concat_tables(parts)).rename_columns({"bucket": "t"}) if segments else unsealed
