@@ -20,9 +20,6 @@ from tuner.settings import CalendarSettings
 
 _CLOCK_TIME = re.compile(r"^([01]\d|2[0-3]):[0-5]\d$")
 _CODE = re.compile(r"^TT\d{0,3}$")
-INFLUX_UNSUPPORTED = (
-    "`url`: InfluxDB is not supported yet in this version; rows stay in the embedded store; remove the address"
-)
 
 
 def check_settings(loaded: Loaded) -> list[Problem]:
@@ -31,7 +28,7 @@ def check_settings(loaded: Loaded) -> list[Problem]:
     return [
         *_sources(settings),
         *_mappings(settings),
-        *([Problem("[influx]", INFLUX_UNSUPPORTED)] if settings.influx.url else []),
+        *_influx(settings),
         *(problem for i, calendar in enumerate(settings.calendar) for problem in _calendar(i, calendar)),
         *_analysis(settings),
         *(
@@ -62,6 +59,16 @@ def _sources(settings: Settings) -> Iterator[Problem]:
                 yield Problem(
                     place, f"expected an address that starts with http:// or https://, got {mask_address(address)!r}"
                 )
+
+
+def _influx(settings: Settings) -> Iterator[Problem]:
+    found = settings.influx
+    if found.url and not found.url.startswith(("http://", "https://")):
+        text = f"`url`: expected an address such as http://influx:8086, got {mask_address(found.url)!r}"
+        yield Problem("[influx]", text)
+    for key, path in (("token_file", found.token_file), ("ca_file", found.ca_file)):
+        if found.url and path is not None and not path.is_file():
+            yield Problem("[influx]", f"`{key}`: expected a file at {path}, found none; correct the path")
 
 
 def _mappings(settings: Settings) -> Iterator[Problem]:

@@ -117,6 +117,11 @@ class InfluxStore(RowReader):
             shipper.ship()
             shipper.ship_hours(before or self._clock.now())
 
+    def keep_shipping(self, stop: threading.Event) -> None:
+        """Ship again and again until `stop` is set; for a thread beside a writer."""
+        with self._shipping, closing(Outbox(self._store_settings, CURSOR)) as outbox:
+            Shipper(self._client, self._settings, outbox, self.local, self._clock).run(stop)
+
     def delete(self, measurement: str, window: Window, where: Where | None = None) -> int:
         """Delete rows in both stores; return how many went. Aggregates of the hours touched are made and sent anew.
 

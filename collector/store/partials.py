@@ -14,6 +14,8 @@ from collector.store.hot import decode, gather
 from collector.store.request import HOUR, MINUTE, RAW, STEP_MS, Pieces, Range, Segment
 from collector.store.segments import read_segments
 
+_Tier = tuple[Measurement, list[str], str, Range]
+
 
 def ranges(db: sqlite3.Connection, measurement: str, start: int, end: int) -> list[Range]:
     """Return the half-open ranges of unsealed rows near [start, end) ms; twice where one holds a key twice."""
@@ -70,18 +72,18 @@ def read_partials(
     for tier in (MINUTE, HOUR):
         statement = query.downsample(spec, fields, STEP_MS[tier], of_partials=tier != MINUTE)
         finer = engine.run(statement, hot=finer).rename_columns({"bucket": "t"})
-        made[tier] = _with_files(engine, spec, fields, finer, pieces.of(tier), window) if gone else finer
+        made[tier] = _with_files(engine, (spec, fields, tier, window), finer, pieces.of(tier)) if gone else finer
     return made
 
 
-def _with_files(
-    engine: Engine, spec: Measurement, fields: list[str], unsealed: pa.Table, segments: list[Segment], window: Range
-) -> pa.Table:
+def _with_files(engine: Engine, request: _Tier, unsealed: pa.Table, segments: list[Segment]) -> pa.Table:
     """Add the rows of a tier's files to those made of what is not sealed."""
+    if not segments:
+        return unsealed
+    spec, fields, tier, window = request
     columns = [f"{name}{part}" for name in fields for part in ("", "__min", "__max", "__count")]
     selects = query.scan(segments, spec, columns, window, {}, with_seq=False)
     empty = gather(spec, fields, (), ())
     parts = [unsealed, *(engine.run(select, hot=empty).select(unsealed.column_names) for select in selects)]
-    tier_step = STEP_MS[segments[0].tier] if segments else STEP_MS[MINUTE]
-    statement = query.downsample(spec, fields, tier_step, of_partials=True)
-    return engine.run(statement, hot=pa.concat_tables(parts)).rename_columns({"bucket": "t"}) if segments else unsealed
+    statement = query.downsample(spec, fields, STEP_MS[tier], of_partials=True)
+    return engine.run(statement, hot=pa.concat_tables(parts)).rename_columns({"bucket": "t"})

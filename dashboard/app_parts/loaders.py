@@ -17,8 +17,8 @@ import streamlit as st
 from analyzer.ledger import Ledger
 from collector.clock import SystemClock
 from collector.errors import UnreachableError
+from collector.influx.store import open_store
 from collector.protocols import StoreReader
-from collector.store import EmbeddedStore
 from collector.window import Window
 from dashboard.cli.context import interval_of, whole_span
 from dashboard.config import Settings, find_file, load_settings
@@ -43,7 +43,7 @@ LONGEST_ANALYSIS = timedelta(days=1)  # a longer one takes more than a person wa
 class Opened:
     """A store, and which files it was opened on: a store that was made anew is opened anew."""
 
-    store: EmbeddedStore
+    store: StoreReader
     mark: tuple[str, int]
 
 
@@ -58,10 +58,11 @@ def _settings(path: str, _changed: int) -> Settings:
     return load_settings(Path(path) if path else None).settings
 
 
-def store() -> EmbeddedStore | None:
+def store() -> StoreReader | None:
     """Return the configured store, open for reading; None where there is none yet."""
     path = settings().store.path
-    mark = _mark(path)
+    # Without one on this host, InfluxDB alone is read where it is configured.
+    mark = _mark(path) or ((settings().influx.url, 0) if settings().influx.url else None)
     if mark is None:
         return None
     try:
@@ -79,7 +80,7 @@ def _mark(path: Path) -> tuple[str, int] | None:
 
 @st.cache_resource(max_entries=2, on_release=lambda opened: opened.store.close())
 def _opened(mark: tuple[str, int]) -> Opened:
-    return Opened(EmbeddedStore(settings().store, read_only=True), mark)
+    return Opened(open_store(settings().influx, settings().store, read_only=True), mark)
 
 
 def state() -> State | None:

@@ -18,11 +18,12 @@ from collector.settings import SourceSettings, TargetSettings
 from dashboard.cli.context import Now, Once, context_of, instant, opened_store
 from dashboard.cli.logs import start_logging
 from dashboard.cli.output import note
+from dashboard.cli.shipping import ship_once, shipping
 from dashboard.config import Settings
 from dashboard.stopping import stopped_by_signals
 
 if TYPE_CHECKING:
-    from collector.store import EmbeddedStore
+    from collector.protocols import Store
 
 PANEL = "Collect"
 RETENTION_SECONDS = 3600.0
@@ -69,13 +70,14 @@ def collect(
         if once:
             report = collector.run_once(instant(now))
             note(f"{report.rows} rows, {report.rejects} rejects, {report.events} events")
+            ship_once(store)
             if not report.rows:
                 raise UnreachableError("no source gave a row; `trimtab doctor` says why")
             return
         for source in sources:
             about = source.describe()
             note(f"{about.kind} {about.name}: {', '.join(about.targets) or 'no targets'}, every {seconds:g} s")
-        with stopped_by_signals() as stop, retention(store, context.clock, stop):
+        with stopped_by_signals() as stop, retention(store, context.clock, stop), shipping(store, stop):
             collector.run(stop)
         note("stopped; every row that was read is in the store")
         if stop.by_interrupt:
@@ -83,7 +85,7 @@ def collect(
 
 
 @contextmanager
-def retention(store: EmbeddedStore, clock: Clock, stop: threading.Event) -> Iterator[None]:
+def retention(store: Store, clock: Clock, stop: threading.Event) -> Iterator[None]:
     """Drop what is older than the store's settings allow, now and each hour, beside the loop."""
 
     def work() -> None:

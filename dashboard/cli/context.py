@@ -18,14 +18,12 @@ from collector.schema import MEASUREMENTS
 from collector.window import Window, parse_instant
 from dashboard.cli.output import note
 from dashboard.config import Loaded, Settings, load_settings
-from dashboard.config_check import INFLUX_UNSUPPORTED
 from dashboard.origin import is_simulated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from collector.protocols import StoreReader
-    from collector.store import EmbeddedStore
+    from collector.protocols import Store, StoreReader
     from tuner.state import State
 
 
@@ -153,12 +151,13 @@ def context_of(ctx: typer.Context) -> Context:
 
 
 @contextmanager
-def opened_store(context: Context, *, read_only: bool = True) -> Iterator[EmbeddedStore]:
-    """Open the configured store and close it again."""
+def opened_store(context: Context, *, read_only: bool = True) -> Iterator[Store]:
+    """Open the configured store, with InfluxDB behind it where that is configured, and close it again."""
     settings = context.settings
-    if not read_only and settings.influx.url:
-        note(f"[influx] {INFLUX_UNSUPPORTED}")
-    store: EmbeddedStore = load_plugin("trimtab.stores", "embedded")(settings.store, read_only=read_only)
+    if settings.influx.url:
+        store: Store = load_plugin("trimtab.stores", "influx")(settings.influx, settings.store, read_only=read_only)
+    else:
+        store = load_plugin("trimtab.stores", "embedded")(settings.store, read_only=read_only)
     try:
         yield store
     finally:

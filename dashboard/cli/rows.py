@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,7 @@ from collector.store.info import Holding, describe_store
 from collector.window import Window, parse_duration
 from dashboard.cli.context import Json, Now, context_of, newest_instant, opened_store, whole_span
 from dashboard.cli.output import print_json, print_table, say
+from dashboard.cli.shipping import register as register_shipping
 
 PANEL = "Collect"
 store_group = typer.Typer(no_args_is_help=True, help="Look after the embedded store.")
@@ -28,6 +30,7 @@ class FileFormat(StrEnum):
 def register(app: typer.Typer) -> None:
     """Add the commands to the root."""
     app.command(rich_help_panel=PANEL)(export)
+    register_shipping(store_group)
     app.add_typer(store_group, name="store", rich_help_panel=PANEL)
 
 
@@ -100,7 +103,9 @@ def seal(ctx: typer.Context, json: Json = False) -> None:
     """Write all unsealed rows to Parquet files now, and merge the files of each day."""
     context = context_of(ctx)
     describe_store(context.settings.store)  # says so where there is no store, instead of making one
-    with opened_store(context, read_only=False) as store:
+    from collector.store import EmbeddedStore  # noqa: PLC0415  DuckDB loads slowly
+
+    with closing(EmbeddedStore(context.settings.store)) as store:
         store.seal()
         store.merge()
     files = sum(held.files for held in describe_store(context.settings.store).holdings)

@@ -29,7 +29,7 @@ from tuner.model import Backend, Mode
 from tuner.settings import BackendSettings
 
 if TYPE_CHECKING:
-    from collector.store import EmbeddedStore
+    from collector.protocols import Store
     from tuner.service.cycle import CycleResult, Tuner
     from tuner.state import State
 
@@ -100,7 +100,7 @@ def history_length(context: Context, store: StoreReader, clock: Clock) -> timede
 
 
 def make_tuner(
-    context: Context, store: EmbeddedStore, state: State, *, clock: Clock, mode: Mode | None, backend: BackendSettings
+    context: Context, store: Store, state: State, *, clock: Clock, mode: Mode | None, backend: BackendSettings
 ) -> Tuner:
     """Put a tuner together from the configuration."""
     from tuner.service.analyse import load_detectors  # noqa: PLC0415  scikit-learn loads slowly

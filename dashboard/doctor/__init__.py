@@ -7,6 +7,7 @@ from datetime import datetime
 
 from dashboard.config import Loaded
 from dashboard.doctor.check import Check, Status
+from dashboard.doctor.influx import examine_influx
 from dashboard.doctor.parts import (
     examine_backends,
     examine_configuration,
@@ -25,6 +26,7 @@ def examine(loaded: Loaded, now: datetime) -> Iterator[Check]:
     yield from examine_configuration(loaded)
     yield from examine_sources(settings, now)
     yield from examine_store(settings, now)
+    yield from examine_influx(settings, now)
     yield from examine_state(settings)
     yield from examine_backends(settings)
     yield from examine_pause(settings, now)

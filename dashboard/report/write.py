@@ -10,7 +10,7 @@ from typing import Literal
 import orjson
 
 from collector.errors import InputRejectedError, UnreachableError
-from collector.store import EmbeddedStore
+from collector.influx.store import open_store
 from dashboard.cli.context import interval_of
 from dashboard.config import Settings
 from dashboard.report.build import build_report
@@ -67,7 +67,7 @@ def weekly_report(settings: Settings, *, now: datetime | None = None, analysis: 
         UnreachableError: the store cannot be read.
     """
     prices = read_prices(settings.price)
-    store = EmbeddedStore(settings.store, read_only=True)
+    store = open_store(settings.influx, settings.store, read_only=True)
     try:
         configured = settings.cluster.interval_seconds
         week = report_window(store, now, configured) if analysis is None else analysis.window

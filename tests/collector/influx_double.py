@@ -8,6 +8,8 @@ looked at, the token comes as `Token` or `Bearer`.
 from __future__ import annotations
 
 import gzip
+import json
+import math
 import re
 import threading
 from collections import defaultdict
@@ -22,7 +24,7 @@ Tags = tuple[tuple[str, str], ...]
 Point = dict[str, float | str]
 
 
-class BadLine(ValueError):
+class BadLineError(ValueError):
     """A line that is not line protocol."""
 
 
@@ -35,7 +37,7 @@ def parse_line(line: str) -> tuple[str, Tags, Point, int]:
     for part in parts[1:]:
         name, value = _cut(part, "=")
         if not name or not value:
-            raise BadLine(f"missing tag value: {line!r}")
+            raise BadLineError(f"missing tag value: {line!r}")
         tags.append((_plain(name), _plain(value)))
     fields: Point = {}
     for part in _split(body, ",", quotes=True):
@@ -44,18 +46,18 @@ def parse_line(line: str) -> tuple[str, Tags, Point, int]:
             fields[_plain(name)] = re.sub(r'\\(["\\])', r"\1", value[1:-1])
         else:
             number = float(value)
-            if number != number or number in (float("inf"), float("-inf")):
-                raise BadLine(f"invalid number: {line!r}")
+            if not math.isfinite(number):
+                raise BadLineError(f"invalid number: {line!r}")
             fields[_plain(name)] = number
     if not fields:
-        raise BadLine(f"missing fields: {line!r}")
+        raise BadLineError(f"missing fields: {line!r}")
     return _plain(parts[0]), tuple(tags), fields, int(stamp)
 
 
 def _cut(text: str, mark: str, *, quotes: bool = False) -> tuple[str, str]:
     parts = _split(text, mark, quotes=quotes, most=1)
     if len(parts) != 2:
-        raise BadLine(f"expected {mark!r} in {text!r}")
+        raise BadLineError(f"expected {mark!r} in {text!r}")
     return parts[0], parts[1]
 
 
@@ -116,6 +118,7 @@ class InfluxDouble:
         self.token = token
         self.points: dict[str, dict[tuple[str, Tags, int], Point]] = defaultdict(dict)
         self.kinds: dict[tuple[str, str], tuple[str, ...]] = {}  # (database, measurement) -> its tags
+        self.buckets = {"trimtab": 7 * 86400, "trimtab_minute": 90 * 86400, "trimtab_hour": 730 * 86400}
         self.faults: list[Fault] = []
         self.longest_body: int | None = None
         self.refuse: Callable[[str, Tags, Point, int], str | None] = lambda *_: None
@@ -197,7 +200,8 @@ _SELECT = re.compile(
     re.DOTALL,
 )
 _COLUMN = re.compile(
-    r'(?:(?P<function>\w+)\((?P<source>"[^"]*")(?:, (?P<rank>[\d.]+))?\)|(?P<plain>"[^"]*"))(?: AS (?P<alias>"[^"]*"))?$'
+    r'(?:(?P<function>\w+)\((?P<source>"[^"]*")(?:, (?P<rank>[\d.]+))?\)|(?P<plain>"[^"]*"))'
+    r'(?: AS (?P<alias>"[^"]*"))?$'
 )
 
 
@@ -290,78 +294,85 @@ def _csv(text: str) -> str:
     return '"' + text.replace('"', '""') + '"' if re.search(r'[",\n\r]', text) else text
 
 
+class _Handler(BaseHTTPRequestHandler):
+    double: InfluxDouble
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self._body()
+        if self.path.startswith("/ping"):
+            self._say(204, b"")
+        elif self.path.startswith("/api/v2/setup"):
+            self._say(200 if self.double.version.startswith("2") else 404, b"{}")
+        elif self.path.startswith("/api/v2/buckets") and self.double.version.startswith("2"):
+            found = [
+                {"id": name, "name": name, "retentionRules": [{"everySeconds": seconds}] if seconds else []}
+                for name, seconds in self.double.buckets.items()
+            ]
+            self._say(200, json.dumps({"buckets": found}).encode())
+        else:
+            self._say(404, b"{}")
+
+    def do_POST(self) -> None:
+        raw = self._body()
+        url = urlsplit(self.path)
+        query = {k: v[0] for k, v in parse_qs(url.query, keep_blank_values=True).items()}
+        with self.double._lock:
+            self.double.requests.append((url.path, self.headers.get("Authorization", ""), query))
+            fault = self.double.faults.pop(0) if self.double.faults and url.path != "/ping" else None
+        if self.double.token and self.headers.get("Authorization", "") not in (
+            f"Token {self.double.token}",
+            f"Bearer {self.double.token}",
+        ):
+            self._say(401, b'{"message": "unauthorized"}')
+            return
+        if fault is not None and not fault.keep:
+            self._fail(fault)
+            return
+        if url.path == "/api/v2/write":
+            text = (gzip.decompress(raw) if self.headers.get("Content-Encoding") == "gzip" else raw).decode()
+            with self.double._lock:
+                status, why = self.double.write(query["bucket"], query["precision"], text)
+            if fault is not None:
+                self._fail(fault)
+                return
+            self._say(status, b"" if status == 204 else json.dumps({"message": why}).encode())
+        elif url.path == "/query" and not self.double.query_closed:
+            form = {k: v[0] for k, v in parse_qs(raw.decode(), keep_blank_values=True).items()}
+            self._say(200, self.double.query(form["db"], form["q"]).encode(), "application/csv")
+        else:
+            self._say(404, b'{"message": "not found"}')
+
+    def _body(self) -> bytes:
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    def _fail(self, fault: Fault) -> None:
+        if fault.drop:
+            self.close_connection = True
+            return
+        self._say(fault.status, json.dumps({"message": fault.message}).encode(), headers=fault.headers)
+
+    def _say(
+        self, status: int, body: bytes, kind: str = "application/json", headers: dict[str, str] | None = None
+    ) -> None:
+        self.send_response(status)
+        self.send_header("X-Influxdb-Version", self.double.version)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+
 @contextmanager
 def running(version: str = "3.4.1", token: str = "") -> Iterator[InfluxDouble]:
     """Run it on a free port of loopback."""
     double = InfluxDouble(version, token)
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def do_GET(self) -> None:
-            self._body()
-            if self.path.startswith("/ping"):
-                self._say(204, b"")
-            elif self.path.startswith("/api/v2/setup"):
-                self._say(200 if double.version.startswith("2") else 404, b"{}")
-            else:
-                self._say(404, b"{}")
-
-        def do_POST(self) -> None:
-            raw = self._body()
-            url = urlsplit(self.path)
-            query = {k: v[0] for k, v in parse_qs(url.query, keep_blank_values=True).items()}
-            with double._lock:
-                double.requests.append((url.path, self.headers.get("Authorization", ""), query))
-                fault = double.faults.pop(0) if double.faults and url.path != "/ping" else None
-            if double.token and self.headers.get("Authorization", "") not in (
-                f"Token {double.token}",
-                f"Bearer {double.token}",
-            ):
-                self._say(401, b'{"message": "unauthorized"}')
-                return
-            if fault is not None and not fault.keep:
-                self._fail(fault)
-                return
-            if url.path == "/api/v2/write":
-                text = (gzip.decompress(raw) if self.headers.get("Content-Encoding") == "gzip" else raw).decode()
-                with double._lock:
-                    status, why = double.write(query["bucket"], query["precision"], text)
-                if fault is not None:
-                    self._fail(fault)
-                    return
-                self._say(status, b"" if status == 204 else ('{"message": "%s"}' % why.replace('"', "'")).encode())
-            elif url.path == "/query" and not double.query_closed:
-                form = {k: v[0] for k, v in parse_qs(raw.decode(), keep_blank_values=True).items()}
-                self._say(200, double.query(form["db"], form["q"]).encode(), "application/csv")
-            else:
-                self._say(404, b'{"message": "not found"}')
-
-        def _body(self) -> bytes:
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-
-        def _fail(self, fault: Fault) -> None:
-            if fault.drop:
-                self.close_connection = True
-                return
-            self._say(fault.status, ('{"message": "%s"}' % fault.message).encode(), headers=fault.headers)
-
-        def _say(
-            self, status: int, body: bytes, kind: str = "application/json", headers: dict[str, str] | None = None
-        ) -> None:
-            self.send_response(status)
-            self.send_header("X-Influxdb-Version", double.version)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            for name, value in (headers or {}).items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"double": double}))
     server.daemon_threads = True
     double.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)

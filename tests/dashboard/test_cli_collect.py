@@ -19,6 +19,7 @@ from dashboard.stopping import stopped_by_signals
 from sample_data.cluster.cluster import SimulatedCluster
 from sample_data.cluster.presets import mixed
 from sample_data.cluster.serve import ExporterServer
+from tests.collector import influx_double
 from tests.dashboard.conftest import Ran
 from tests.dashboard.exporters import Exporters, serving, simulated_texts
 
@@ -210,13 +211,41 @@ def test_rows_of_the_simulators_exporters_are_simulated_and_real_ones_do_not_joi
     assert "this store holds simulated rows and refuses real ones" in real.err
 
 
-def test_a_store_of_record_that_is_not_there_yet_is_said(
-    trimtab: Callable[..., Ran], exporters: Exporters, elsewhere: Path
+def test_collect_feeds_influxdb_and_doctor_says_how_far_it_is(
+    trimtab: Callable[..., Ran], exporters: Exporters, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (elsewhere / "trimtab.toml").write_text('[influx]\nurl = "http://influx:8086"\n')
-    ran = trimtab("collect", "--target", exporters.url("dcgm"), "--once", "--now", "2026-01-05T00:00:00Z")
+    with influx_double.running("2.8.0", token="hush-hush") as double:  # noqa: S106 - of a double
+        monkeypatch.setenv("TRIMTAB_INFLUX__TOKEN", "hush-hush")
+        (elsewhere / "trimtab.toml").write_text(f'[influx]\nurl = "{double.url}"\norg = "lab"\n')
+        assert trimtab("config", "check").code == 0
+        ran = trimtab("collect", "--target", exporters.url("dcgm"), "--once")
+        assert ran.code == 0, ran.err
+        rows = double.rows("trimtab", "gpu")
+        assert len(rows) == 4
+        assert all(fields["rows_count"] == 1.0 for _, _, fields in rows)
+        assert {auth for _, auth, _ in double.requests} == {"Token hush-hush"}
+        status = json.loads(trimtab("store", "status", "--json").out)["shippers"]
+        assert [(s["name"], s["pending"]) for s in status] == [("influx", 0)]
+        assert trimtab("store", "status").code == 0
+        double.buckets["trimtab_hour"] = 0
+        status = trimtab("store", "status")
+        assert (status.code, "trimtab_hour keeps rows for ever, [influx] hour_days is 730" in status.out) == (1, True)
+        checked = trimtab("doctor")
+        assert "influxdb" in checked.out
+        assert "hush-hush" not in ran.err + ran.out + checked.out + checked.err
+    ran = trimtab("collect", "--target", exporters.url("dcgm"), "--once")
     assert ran.code == 0
-    assert "[influx] `url`: InfluxDB is not supported yet in this version" in ran.err
+    assert "does not answer" in ran.err
+    assert "wait in the embedded store" in ran.err
+    assert "does not answer" in trimtab("doctor").out
+    forgotten = trimtab("store", "forget", "nonsense")
+    assert (forgotten.code, "expected a shipper out of influx" in forgotten.err) == (2, True)
+    assert trimtab("store", "forget", "influx").code == 0
+
+
+def test_an_address_that_is_none_is_said_by_config_check(trimtab: Callable[..., Ran], elsewhere: Path) -> None:
+    (elsewhere / "trimtab.toml").write_text('[influx]\nurl = "influx:8086"\ntoken_file = "nowhere"\n')
     checked = trimtab("config", "check")
-    assert (checked.code, checked.out.count("\n")) == (1, 1)
-    assert "InfluxDB is not supported yet" in checked.out
+    assert checked.code == 1
+    assert "[influx]: `url`: expected an address such as http://influx:8086" in checked.out
+    assert "`token_file`: expected a file at nowhere" in checked.out
