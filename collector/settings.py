@@ -209,7 +209,7 @@ class InfluxSettings(Section):
 
     @model_validator(mode="after")
     def _one_token(self) -> InfluxSettings:
-        if self.token is not None and self.token_file is not None:
+        if self.token is not None and self.token.get_secret_value() and self.token_file is not None:
             raise ValueError("`token_file`: expected `token` or `token_file`, got both; remove one")
         return self
 
