@@ -151,8 +151,9 @@ class Assembler:
 
     def __init__(self, context: SourceContext) -> None:
         self.context = context
-        self._counters = CounterBook()
-        self._world = World(mapping_table(context.mappings), Registry(self._counters))
+        self.counters = CounterBook()
+        self.state_version = 0
+        self._world = World(mapping_table(context.mappings), Registry(self.counters))
         self._targets: dict[str, _Memory] = {}
         self._plans: dict[tuple[str, ...], tuple[tuple[Arrangement, ...], Plan]] = {}
         self._kube: KubeState | None = None
@@ -207,7 +208,8 @@ class Assembler:
         if self._cards is None or laid_out is not self._layouts:
             self._cards = index_cards(self._present_cards(live), self.context.cluster)
         cards = self._cards.cards
-        self._xids.observe(_xids(live, raw), self._world.cards, report)
+        xids = _xids(live, raw)
+        self._xids.observe(xids, self._world.cards, report)
         correct_cards(numbers, cards, self._world.registry, report)
         shown = {one.state.key: (one.layout.uuids, one.scrape.age_seconds) for one in live}
         ages = self._card_watch.observe(cards, numbers, shown, report)
@@ -237,12 +239,14 @@ class Assembler:
         batch.facts = facts
         batch.events = report.events + events
         batch.rejects = report.rejects + rejects
+        if changed or xids or batch.facts or batch.events or laid_out is not self._layouts:
+            self.state_version += 1
         return batch
 
-    def export_state(self) -> dict[str, Any]:
-        """Return what a later start needs to go on, as plain JSON values."""
+    def export_state(self, *, counters: bool = True) -> dict[str, Any]:
+        """Return what a later start needs to go on, as plain JSON values; `counters` may be kept apart."""
         return {
-            "counters": self._counters.to_json(),
+            **({"counters": self.counters.to_json()} if counters else {}),
             "targets": self._target_watch.to_json(),
             "cards": self._card_watch.to_json(),
             "xids": self._xids.to_json(),
@@ -251,7 +255,7 @@ class Assembler:
 
     def import_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `export_state` returned."""
-        self._counters.load_json(state.get("counters", {}))
+        self.counters.load_json(state.get("counters", {}))
         self._target_watch.load_json(state.get("targets", {}))
         self._card_watch.load_json(state.get("cards", {}))
         self._xids.load_json(state.get("xids", {}))

@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
-
-import orjson
+from typing import Protocol, runtime_checkable
 
 from collector.assemble import Assembler, Scrape
 from collector.batch import Batch
@@ -20,21 +18,9 @@ from collector.errors import InputRejectedError, UnreachableError
 from collector.plugins import SourceContext
 from collector.protocols import Source, Store
 from collector.slots import target_key
+from collector.state_file import Resumable, StateFile
 
 _LOG = logging.getLogger(__name__)
-
-
-@runtime_checkable
-class Resumable(Protocol):
-    """A source that goes on after a restart from what it knew before."""
-
-    def export_state(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        ...
-
-    def import_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from them."""
-        ...
 
 
 @runtime_checkable
@@ -90,15 +76,13 @@ class Collector:
         self._store = store
         self._clock = clock
         self._interval = interval_seconds
-        self._state_path = state_path
         self._assemblers: dict[SourceContext, Assembler] = {}
         for source in self._sources:
             if isinstance(source, Gathering):
                 self._assemblers.setdefault(source.assembler.context, source.assembler)
-        if state_path is not None:
-            # Only here: a folder that goes while the collector runs must be noticed, not made again.
-            state_path.parent.mkdir(parents=True, exist_ok=True)
-        self._load_state()
+        self._state = None if state_path is None else StateFile(state_path)
+        if self._state is not None:
+            self._state.load(self._keepers())
 
     def run_once(self, now: datetime) -> CycleReport:
         """Poll each source once and write what they give; a source that fails does not hold up the others.
@@ -113,7 +97,8 @@ class Collector:
             report.rows += batch.row_count
             report.rejects += sum(reject.count for reject in batch.rejects)
             report.events += len(batch.events)
-        self._save_state()
+        if self._state is not None:
+            self._state.save(self._keepers())
         if self._sources and len(report.failures) == len(self._sources):
             raise UnreachableError("; ".join(report.failures.values()))
         return report
@@ -159,33 +144,6 @@ class Collector:
         """Return seconds until the grid's next instant."""
         seconds = self._clock.now().timestamp()
         return (math.floor(seconds / self._interval) + 1) * self._interval - seconds
-
-    def _load_state(self) -> None:
-        if self._state_path is None or not self._state_path.exists():
-            return
-        try:
-            saved = orjson.loads(self._state_path.read_bytes())
-        except (orjson.JSONDecodeError, OSError):
-            saved = None
-        if not isinstance(saved, dict) or not all(isinstance(value, dict) for value in saved.values()):
-            _LOG.warning(
-                "%s: expected a JSON table of each source, got something else; counters begin anew", self._state_path
-            )
-            return
-        for names, keeper in self._keepers():
-            for name in names:
-                keeper.import_state(saved.get(name, {}))
-
-    def _save_state(self) -> None:
-        if self._state_path is None:
-            return
-        state = {names[0]: keeper.export_state() for names, keeper in self._keepers()}
-        beside = self._state_path.with_suffix(".new")
-        try:
-            beside.write_bytes(orjson.dumps(state, option=orjson.OPT_SERIALIZE_NUMPY))
-            beside.replace(self._state_path)
-        except OSError as error:
-            _LOG.warning("cannot save %s: %s; after a restart counters would begin anew", self._state_path, error)
 
     def _keepers(self) -> list[tuple[list[str], Resumable]]:
         """Return what must be remembered, each with the names of its sources."""

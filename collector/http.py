@@ -26,7 +26,7 @@ from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from collector.errors import ConfigurationError, UnreachableError
 from collector.masking import mask_address
-from collector.settings import SourceSettings
+from collector.settings import Credentials, SourceSettings
 
 CONNECTIONS = 16
 _PIECE_BYTES = 2**16
@@ -64,7 +64,7 @@ class HttpSession(requests.Session):
         if settings.ca_file is not None:
             self.verify = str(settings.ca_file)
         self._certificate = _certificate(settings)
-        self._login = _login(settings)
+        self._login = login_of(settings)
         self._login()  # what is wrong with it is said at the start
 
     def request(  # type: ignore[override]  # limits, log-in and redirects are the session's; what callers pass is dropped
@@ -85,7 +85,7 @@ class HttpSession(requests.Session):
                 may be no address, which the libraries find out at different depths. `reason_of` says it in words.
         """
         deadline = time.monotonic() + self._timeout_seconds
-        address, own = _without_login(url)
+        address, own = without_login(url)
         try:
             with self._open(method, address, deadline, own, params=params, data=data, headers=headers) as answer:
                 answer._content = _body(answer, deadline, self.max_bytes)  # noqa: SLF001  where requests keeps a body
@@ -125,7 +125,7 @@ class HttpSession(requests.Session):
             following = urljoin(url, location)
             if self.should_strip_auth(url, following):  # type: ignore[no-untyped-call]  # the library has no type
                 login, certificate = "", None
-            url, sent["params"] = _without_login(following)[0], None
+            url, sent["params"] = without_login(following)[0], None
         raise requests.TooManyRedirects(f"more than {_MAX_REDIRECTS} redirects")
 
 
@@ -150,18 +150,22 @@ def reason_of(error: Exception) -> str:
     return type(error).__name__
 
 
-def _login(settings: SourceSettings) -> Callable[[], str]:
-    """Return what gives the header; files are read anew each time, since what they hold changes."""
-    token, token_file = settings.bearer_token, settings.bearer_token_file
-    password, password_file = settings.password, settings.password_file
+def login_of(credentials: Credentials) -> Callable[[], str]:
+    """Return what gives the header; files are read anew each time, since what they hold changes.
+
+    Raises:
+        ConfigurationError: when what is returned is called: a file cannot be read, or a token is none.
+    """
+    token, token_file = credentials.bearer_token, credentials.bearer_token_file
+    password, password_file = credentials.password, credentials.password_file
     if token_file is not None:
         return lambda: _bearer(_read(token_file).strip(), str(token_file))
     if token is not None:
         return lambda: _bearer(token.get_secret_value(), "bearer_token")
-    if settings.username:
+    if credentials.username:
         if password_file is not None:
-            return lambda: _basic(settings.username, _read(password_file).rstrip("\r\n"))
-        return lambda: _basic(settings.username, password.get_secret_value() if password else "")
+            return lambda: _basic(credentials.username, _read(password_file).rstrip("\r\n"))
+        return lambda: _basic(credentials.username, password.get_secret_value() if password else "")
     return lambda: ""
 
 
@@ -189,7 +193,7 @@ def _certificate(settings: SourceSettings) -> str | tuple[str, str] | None:
     return str(settings.cert_file) if settings.key_file is None else (str(settings.cert_file), str(settings.key_file))
 
 
-def _without_login(url: str) -> tuple[str, str]:
+def without_login(url: str) -> tuple[str, str]:
     """Return an address without `user:password@`, and the header that stands for those (empty: there were none)."""
     parts = urlsplit(url)
     login, at, host = parts.netloc.rpartition("@")

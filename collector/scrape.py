@@ -7,15 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any
 
-import requests
-from urllib3.exceptions import HTTPError
-
 from collector.assemble import Assembler, Scrape
 from collector.batch import Batch
 from collector.clock import grid_floor
 from collector.errors import ConfigurationError, UnreachableError
 from collector.exposition import ExpositionParser
-from collector.http import CONNECTIONS, HttpSession, unreachable
+from collector.fetch import HttpFetch
 from collector.masking import mask_address
 from collector.plugins import SourceContext
 from collector.protocols import SourceDescription
@@ -24,34 +21,7 @@ from collector.settings import SourceSettings, TargetSettings
 Fetch = Callable[[TargetSettings], str]
 Discover = Callable[[], Sequence[TargetSettings]]
 
-_MAX_BYTES = 256 * 2**20
-
-
-class HttpFetch:
-    """Gets a target's text over HTTP; one session, so that connections are kept.
-
-    Raises, when called:
-        UnreachableError: not all of an answer in time, a status other than 200, or an answer that is too big.
-    """
-
-    def __init__(self, settings: SourceSettings) -> None:
-        self._session = HttpSession(settings, _MAX_BYTES)
-        self._session.headers["Accept"] = "text/plain;version=0.0.4, application/openmetrics-text;version=1.0.0;q=0.5"
-
-    def __call__(self, target: TargetSettings) -> str:
-        """Return the body as text."""
-        try:
-            answer = self._session.get(target.url)
-        # The address itself may be no address (ValueError), which the libraries find out at different depths.
-        except (requests.RequestException, HTTPError, OSError, ValueError) as error:
-            raise unreachable(target.url, error) from error
-        if answer.status_code != 200:
-            raise UnreachableError(f"{mask_address(target.url)}: expected HTTP 200, got {answer.status_code}")
-        return answer.content.decode("utf-8", errors="replace")
-
-    def close(self) -> None:
-        """Close kept connections."""
-        self._session.close()
+_WORKERS = 16
 
 
 class ScrapeSource:
@@ -87,7 +57,7 @@ class ScrapeSource:
         self._settings = settings
         self._context = context
         self._fetch: Fetch = HttpFetch(settings) if fetch is None else fetch
-        self._pool = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="scrape") if fetch is None else None
+        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="scrape") if fetch is None else None
         self._discover: Discover = (lambda: settings.targets) if discover is None else discover
         self._parsers: dict[str, ExpositionParser] = {}
         self.assembler = Assembler(context)

@@ -35,6 +35,45 @@ class ClusterSettings(Section):
     interval_seconds: float = Field(60.0, ge=1, description="one collection cycle, in seconds; rows stand on this grid")
 
 
+_SECRETS_AND_FILES = (
+    *("bearer_token", "bearer_token_file", "password", "password_file"),
+    *("ca_file", "cert_file", "key_file"),
+)
+
+
+class Credentials(Section):
+    """How to prove who we are, and whom to believe: a token, or a user with a password; certificates."""
+
+    bearer_token: SecretStr | None = Field(None, description="sent as Authorization: Bearer; set it by environment")
+    bearer_token_file: Path | None = Field(
+        None, description="file with that token, read anew for each request: tokens of Kubernetes change"
+    )
+    username: str = Field("", description="user of HTTP basic authentication")
+    password: SecretStr | None = Field(None, description="password of that user; set it by environment")
+    password_file: Path | None = Field(None, description="file with that password")
+    ca_file: Path | None = Field(None, description="certificates (PEM) that an https server is checked against")
+    cert_file: Path | None = Field(None, description="own certificate (PEM), where the server asks for one (mTLS)")
+    key_file: Path | None = Field(None, description="its private key (PEM), where that stands in a file of its own")
+
+    @field_validator(*_SECRETS_AND_FILES, mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: Any) -> Any:
+        return None if value == "" else value
+
+    @model_validator(mode="after")
+    def _one_login(self) -> Self:
+        given = [name for name in ("bearer_token", "bearer_token_file", "username") if getattr(self, name)]
+        if len(given) > 1:
+            raise ValueError(f"expected one way to log in, got {' and '.join(given)}; keep one")
+        if self.password is not None and self.password_file is not None:
+            raise ValueError("expected password or password_file, got both; keep one")
+        if (self.password is not None or self.password_file is not None) and not self.username:
+            raise ValueError("expected `username` beside the password, got none")
+        if self.key_file is not None and self.cert_file is None:
+            raise ValueError("expected `cert_file` beside `key_file`, got none")
+        return self
+
+
 class TargetSettings(Section):
     """One exporter to scrape, with the labels that service discovery would have added; an address alone will do."""
 
@@ -42,6 +81,12 @@ class TargetSettings(Section):
     node: str = Field("", description="node that it speaks of; empty: taken from its labels or its host name")
     labels: dict[str, str] = Field(
         default_factory=dict, description="added to each sample: namespace, pod, container of a server or a trainer"
+    )
+    timeout_seconds: float | None = Field(
+        None, gt=0, le=3600, description="limit for one answer of this exporter, in seconds; empty: the source's"
+    )
+    auth: Credentials | None = Field(
+        None, description="credentials of this exporter, as those of a source; empty: the source's"
     )
 
     @model_validator(mode="before")
@@ -69,13 +114,7 @@ class HolderSettings(Section):
     container: str = Field("", description="name of the container")
 
 
-_SECRETS_AND_FILES = (
-    *("bearer_token", "bearer_token_file", "password", "password_file"),
-    *("ca_file", "cert_file", "key_file"),
-)
-
-
-class SourceSettings(Section):
+class SourceSettings(Credentials):
     """One `[[source]]` table: exporters to scrape, a Prometheus to ask, or this host's driver."""
 
     kind: str = Field("scrape", description="plug-in name: scrape, prometheus, nvml, or one found by entry point")
@@ -89,45 +128,17 @@ class SourceSettings(Section):
     options: dict[str, str | int | float | bool] = Field(
         default_factory=dict, description="what a plug-in of another package asks for; its own page says what"
     )
-    bearer_token: SecretStr | None = Field(None, description="sent as Authorization: Bearer; set it by environment")
-    bearer_token_file: Path | None = Field(
-        None, description="file with that token, read anew for each request: tokens of Kubernetes change"
-    )
-    username: str = Field("", description="user of HTTP basic authentication")
-    password: SecretStr | None = Field(None, description="password of that user; set it by environment")
-    password_file: Path | None = Field(None, description="file with that password")
-    ca_file: Path | None = Field(None, description="certificates (PEM) that an https server is checked against")
-    cert_file: Path | None = Field(None, description="own certificate (PEM), where the server asks for one (mTLS)")
-    key_file: Path | None = Field(None, description="its private key (PEM), where that stands in a file of its own")
     match: dict[str, str] = Field(
         default_factory=dict,
         description='prometheus: read only series with these label values, such as { cluster = "a" }',
     )
 
-    @field_validator(*_SECRETS_AND_FILES, mode="before")
-    @classmethod
-    def _empty_is_none(cls, value: Any) -> Any:
-        return None if value == "" else value
-
     @model_validator(mode="after")
-    def _one_login(self) -> Self:
-        given = [name for name in ("bearer_token", "bearer_token_file", "username") if getattr(self, name)]
-        if len(given) > 1:
-            raise ValueError(f"expected one way to log in, got {' and '.join(given)}; keep one")
-        if self.password is not None and self.password_file is not None:
-            raise ValueError("expected password or password_file, got both; keep one")
-        if (self.password is not None or self.password_file is not None) and not self.username:
-            raise ValueError("expected `username` beside the password, got none")
-        if self.key_file is not None and self.cert_file is None:
-            raise ValueError("expected `cert_file` beside `key_file`, got none")
-        if self.kind == "prometheus":
-            self._check_labels()
-        return self
-
-    def _check_labels(self) -> None:
+    def _labels(self) -> Self:
         wrong = [name for name in self.match if not _LABEL.fullmatch(name) or name == "__name__"]
-        if wrong:
+        if self.kind == "prometheus" and wrong:
             raise ValueError(f"`match`: expected names of labels such as cluster, got {wrong[0]!r}")
+        return self
 
     cluster: str = Field("", description="cluster that this source belongs to; empty: that of `[cluster]`")
     node: str = Field("", description="nvml: name of this host in rows, as Kubernetes has it; empty: the host name")

@@ -16,13 +16,13 @@ from collector.clock import grid_floor
 from collector.collect import Gathering, add_scrapes
 from collector.errors import TrimtabError, UnreachableError
 from collector.exposition import ExpositionParser
+from collector.fetch import HttpFetch
 from collector.mappings import MappingTable, builtin_exporters, mapping_table
 from collector.masking import mask_address
 from collector.plugins import SourceContext, load_plugin
 from collector.prometheus import PrometheusSource
 from collector.protocols import Source
 from collector.schema import UNKNOWN
-from collector.scrape import HttpFetch
 from collector.settings import SourceSettings
 from dashboard.config import Settings
 from dashboard.doctor.check import DOWN_ADVICE, Check, down_text, note, ok, problem, reject_text, some

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from pydantic import SecretStr
 
@@ -224,6 +225,39 @@ def test_a_damaged_state_file_is_told_and_left_behind(
     collector([FixedSource()], store, VirtualClock(START), path).run_once(START)
     assert "counters begin anew" in caplog.text
     assert path.read_text() == "{}"
+
+
+def test_counters_are_saved_each_cycle_and_all_else_when_it_changed(exporters: Exporters, tmp_path: Path) -> None:
+    exporters.answers["/metrics"] = (200, f"{TEXT}1000\n")
+    path, clock = tmp_path / "collector.json", VirtualClock(START)
+    source = source_of(exporters, "/metrics")
+    loop = collector([source], MemoryStore(), clock, path)
+    loop.run_once(START)
+    loop.run_once(START + timedelta(minutes=1))  # a card that is seen again is no news
+    before = path.stat().st_ino
+    exporters.answers["/metrics"] = (200, f"{TEXT}2000\n")
+    loop.run_once(START + timedelta(minutes=2))
+    assert path.stat().st_ino == before
+    saved = orjson.loads(path.with_suffix(".counters.json").read_bytes())["scrape"]
+    assert saved["raw"] == [2000.0]
+    exporters.answers["/metrics"] = (500, "")
+    loop.run_once(START + timedelta(minutes=3))
+    assert path.stat().st_ino != before
+    assert orjson.loads(path.read_bytes())["scrape"]["targets"] == {exporters.url + "/metrics": False}
+    source.close()
+
+
+@pytest.mark.parametrize("content", ["{oops", "[1]", '{"scrape": {"names": ["a"]}}', '{"scrape": {"names": 5}}'])
+def test_a_damaged_file_of_counters_is_told_and_left_behind(
+    exporters: Exporters, tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str
+) -> None:
+    exporters.answers["/metrics"] = (200, f"{TEXT}1000\n")
+    (tmp_path / "collector.counters.json").write_text(content)
+    source, store = source_of(exporters, "/metrics"), MemoryStore()
+    collector([source], store, VirtualClock(START), tmp_path / "collector.json").run_once(START)
+    assert "begin anew" in caplog.text
+    assert store.batches[0].row_count == 1
+    source.close()
 
 
 def test_a_state_that_cannot_be_saved_is_told_and_its_folder_is_not_made_again(

@@ -1,0 +1,274 @@
+"""Gets a target's text over HTTP: kept connections, one deadline for the whole of an answer, and who we are."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import socket
+import ssl
+import time
+import zlib
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import SplitResult, urljoin, urlsplit
+
+from collector.errors import ConfigurationError, UnreachableError
+from collector.http import login_of, without_login
+from collector.masking import mask_address
+from collector.settings import Credentials, SourceSettings, TargetSettings
+
+_MAX_BYTES = 256 * 2**20
+_PIECE_BYTES = 2**20
+_MAX_REDIRECTS = 5
+_REDIRECTS = (301, 302, 303, 307, 308)
+_ACCEPT = "text/plain;version=0.0.4, application/openmetrics-text;version=1.0.0;q=0.5"
+
+
+class HttpFetch:
+    """Gets a target's text over HTTP; a target is asked by one thread at a time, over a connection of its own.
+
+    Args:
+        settings: time-out and credentials of all targets that have none of their own.
+
+    Raises:
+        ConfigurationError: a file that the settings name cannot be read, or a token is none.
+        UnreachableError: when called: not all of an answer in time, a status other than 200, or an answer that is too
+            big.
+    """
+
+    def __init__(self, settings: SourceSettings) -> None:
+        self._settings = settings
+        self._connections: dict[str, _Connection] = {}
+        for credentials in (settings, *(target.auth for target in settings.targets if target.auth is not None)):
+            _tls(*_files(credentials))
+            login_of(credentials)()  # what is wrong with it is said at the start
+
+    def __call__(self, target: TargetSettings) -> str:
+        """Return the body as text."""
+        place = mask_address(target.url)
+        deadline = time.monotonic() + (target.timeout_seconds or self._settings.timeout_seconds)
+        try:
+            return self._body(target, place, deadline)
+        # The address itself may be no address (ValueError), which the library finds out at different depths.
+        except (http.client.HTTPException, OSError, ValueError, zlib.error) as error:
+            self.forget(target.url)
+            raise UnreachableError(f"{place}: expected an answer, got {_reason(error, deadline)}") from error
+        except UnreachableError:
+            self.forget(target.url)
+            raise
+        except ConfigurationError as error:  # a file is gone since the start
+            raise UnreachableError(str(error)) from error
+
+    def forget(self, url: str) -> None:
+        """Close the connection that is kept to a target."""
+        connection = self._connections.pop(url, None)
+        if connection is not None:
+            connection.close()
+
+    def close(self) -> None:
+        """Close kept connections."""
+        for url in list(self._connections):
+            self.forget(url)
+
+    def _body(self, target: TargetSettings, place: str, deadline: float) -> str:
+        """Get an answer, over a few redirects; another host does not get the credentials."""
+        known: Credentials = target.auth or self._settings
+        credentials: Credentials | None = known
+        url, login = without_login(target.url)
+        headers = {"Accept": _ACCEPT, "Accept-Encoding": "gzip", "User-Agent": "trimtab"}
+        if login := login or login_of(known)():
+            headers["Authorization"] = login
+        answer = self._ask_again(target.url, url, headers, credentials, deadline)
+        for _ in range(_MAX_REDIRECTS):
+            location = answer.getheader("Location")
+            if location is None or answer.status not in _REDIRECTS:
+                break
+            answer.close()
+            self.forget(target.url)
+            following = without_login(urljoin(url, location))[0]
+            if _leaves(urlsplit(url), urlsplit(following)):
+                headers.pop("Authorization", None)
+                credentials = None
+            url = following
+            answer = _ask(_connect(url, credentials), url, headers, deadline)
+        if answer.status in _REDIRECTS:
+            raise UnreachableError(f"{place}: expected an answer, got more than {_MAX_REDIRECTS} redirects")
+        if answer.status != 200:
+            raise UnreachableError(f"{place}: expected HTTP 200, got {answer.status}")
+        return _read(answer, place).decode("utf-8", errors="replace")
+
+    def _ask_again(
+        self, key: str, url: str, headers: Mapping[str, str], credentials: Credentials | None, deadline: float
+    ) -> http.client.HTTPResponse:
+        """Ask over the kept connection, once more over a new one where the other side has closed it meanwhile."""
+        kept = self._connections.get(key)
+        if kept is not None:
+            try:
+                return kept.ask(url, headers, deadline)
+            except (http.client.HTTPException, ConnectionError):
+                self.forget(key)
+        connection = self._connections[key] = _connect(url, credentials)
+        return connection.ask(url, headers, deadline)
+
+
+def _ask(connection: _Connection, url: str, headers: Mapping[str, str], deadline: float) -> http.client.HTTPResponse:
+    """Ask once over a connection that closes with its answer."""
+    try:
+        return connection.ask(url, {**headers, "Connection": "close"}, deadline)
+    finally:
+        connection.close()
+
+
+class _Connection:
+    """An HTTP connection whose every wait, for the handshake, the headers and each byte of a body, has one deadline."""
+
+    def __init__(self, connection: http.client.HTTPConnection) -> None:
+        self._http = connection
+        self._wire: _Wire | None = None
+
+    def ask(self, url: str, headers: Mapping[str, str], deadline: float) -> http.client.HTTPResponse:
+        """Send a GET and return the answer, its body still to be read."""
+        if self._wire is None:
+            self._http.timeout = _left(deadline)
+            self._http.connect()
+            self._wire = _Wire(self._http.sock)
+            self._http.sock = self._wire  # all of a socket that the library uses
+        self._wire.deadline = deadline
+        parts = urlsplit(url)
+        path = parts._replace(scheme="", netloc="", fragment="").geturl() or "/"
+        self._http.request("GET", path if path.startswith("/") else f"/{path}", headers=dict(headers))
+        return self._http.getresponse()
+
+    def close(self) -> None:
+        """Close it."""
+        self._http.close()
+
+
+class _Wire:
+    """A socket that waits until the deadline and no longer; it stays open as long as an answer is read from it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.deadline = 0.0
+        self._sock = sock
+        self._readers = 0
+        self._closed = False
+
+    def makefile(self, *_: object, **__: object) -> io.BufferedReader:
+        """Return the reading side."""
+        self._readers += 1
+        return io.BufferedReader(_Reader(self))
+
+    def sendall(self, data: bytes) -> None:
+        """Send all of it."""
+        self._sock.settimeout(_left(self.deadline))
+        self._sock.sendall(data)
+
+    def receive(self, buffer: Any) -> int:
+        """Receive what is there, at least a byte; 0 at the end."""
+        self._sock.settimeout(_left(self.deadline))
+        return self._sock.recv_into(buffer)
+
+    def close(self) -> None:
+        """Close it once nobody reads from it."""
+        self._closed = True
+        if not self._readers:
+            self._sock.close()
+
+    def release(self) -> None:
+        """A reader is done."""
+        self._readers -= 1
+        if self._closed:
+            self.close()
+
+
+class _Reader(io.RawIOBase):
+    def __init__(self, wire: _Wire) -> None:
+        self._wire = wire
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self._wire.receive(buffer)
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            self._wire.release()
+
+
+def _connect(url: str, credentials: Credentials | None) -> _Connection:
+    parts = urlsplit(url)
+    host, port = parts.hostname, parts.port
+    if parts.scheme not in ("http", "https") or not host:
+        raise ValueError("no HTTP address")
+    if parts.scheme == "http":
+        return _Connection(http.client.HTTPConnection(host, port))
+    return _Connection(http.client.HTTPSConnection(host, port, context=_tls(*_files(credentials))))
+
+
+def _files(credentials: Credentials | None) -> tuple[Path | None, Path | None, Path | None]:
+    if credentials is None:
+        return None, None, None
+    return credentials.ca_file, credentials.cert_file, credentials.key_file
+
+
+@lru_cache(maxsize=256)
+def _tls(ca_file: Path | None, cert_file: Path | None, key_file: Path | None) -> ssl.SSLContext:
+    """Return how to speak TLS: the server is always verified, and we show a certificate where there is one."""
+    try:
+        context = ssl.create_default_context(cafile=ca_file)
+        if cert_file is not None:
+            context.load_cert_chain(cert_file, key_file)
+    except OSError as error:
+        files = " ".join(str(path) for path in (ca_file, cert_file, key_file) if path)
+        reason = error.strerror or type(error).__name__
+        raise ConfigurationError(f"{files}: expected certificates (PEM) that can be read, got: {reason}") from error
+    return context
+
+
+def _leaves(before: SplitResult, after: SplitResult) -> bool:
+    """Say whether a redirect leads to another server, or away from TLS."""
+    return (before.scheme, before.hostname, before.port) != (after.scheme, after.hostname, after.port)
+
+
+def _read(answer: http.client.HTTPResponse, place: str) -> bytes:
+    """Read a body; neither a trickle nor a flood (also one that was packed) is waited for."""
+    too_big = UnreachableError(f"{place}: expected at most {_MAX_BYTES} bytes, got more")
+    with answer:
+        if answer.length is not None and answer.length <= _MAX_BYTES:
+            body = answer.read()
+        else:
+            pieces, size = [], 0
+            while piece := answer.read(_PIECE_BYTES):
+                pieces.append(piece)
+                size += len(piece)
+                if size > _MAX_BYTES:
+                    raise too_big
+            body = b"".join(pieces)
+    if answer.getheader("Content-Encoding", "identity") != "gzip":
+        return body
+    unpacker = zlib.decompressobj(wbits=31)
+    text = unpacker.decompress(body, _MAX_BYTES + 1)
+    if len(text) > _MAX_BYTES:
+        raise too_big
+    if not unpacker.eof:
+        raise zlib.error("cut off")
+    return text
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def _reason(error: Exception, deadline: float) -> str:
+    if time.monotonic() >= deadline or isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, ssl.SSLError):
+        return "a certificate that is not trusted, or none of ours that it trusts (ca_file, cert_file)"
+    return type(error).__name__
