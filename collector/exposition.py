@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL_START = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_.:]*)\s*=\s*"')
 _STRICT_VALUE = re.compile(r'(?:[^"\\]|\\.)*"')
-_AFTER_VALUE = re.compile(r'\s*(?:,\s*(?:[a-zA-Z_][a-zA-Z0-9_.:]*\s*=\s*"|\})|\}\s*\S)')
+_AFTER_VALUE = re.compile(r'\s*(?:,\s*(?:[a-zA-Z_][a-zA-Z0-9_.:]*\s*=\s*"|\})|\}\s*(?:\S|$))')
 _ESCAPE = re.compile(r"\\(.)")
 _ESCAPED = {"n": "\n", "\\": "\\", '"': '"'}
 _METADATA = ("# HELP", "# TYPE", "# EOF", "# UNIT")
