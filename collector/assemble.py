@@ -24,20 +24,25 @@ from collector.counters import CounterBook
 from collector.cycle import Numbers, Plan, check_profiles, correct_cards, correct_shares, evaluate, lay_out
 from collector.demand import SchedulerState
 from collector.exposition import Exposition, Series
-from collector.facts import FactBook, describe_cards, describe_pods, describe_slices
+from collector.facts import FactBook, describe_cards, describe_hosts, describe_pods, describe_slices, learn_memory
 from collector.health import CardWatch, TargetWatch, XidWatch
 from collector.join import Claims, Join, SliceRow, join_slices
 from collector.kube import KubeState, read_kube_state
 from collector.layout import Registry
 from collector.mappings import mapping_table
+from collector.nodes import NodeBoard, present_nodes
 from collector.plugins import SourceContext
 from collector.queues import QueueBook, read_queues
 from collector.report import Report
 from collector.rows import (
+    QUOTA_COLUMNS,
     CardTable,
     add_cards,
+    add_flops,
+    add_hosts,
     add_rows,
     any_value,
+    changed_quotas,
     fill_constants,
     index_cards,
     index_slices,
@@ -166,6 +171,8 @@ class Assembler:
         self._flapping: frozenset[str] = frozenset()
         self._cards: CardTable | None = None
         self._board = ServerBoard([], [], [])
+        self._hosts = NodeBoard([], np.zeros(0, dtype=np.int64))
+        self._quotas: Floats = np.empty((0, len(QUOTA_COLUMNS)))
         self._facts = FactBook(context)
         self._queues = QueueBook()
         self._target_watch = TargetWatch(context)
@@ -213,17 +220,20 @@ class Assembler:
         correct_cards(numbers, cards, self._world.registry, report)
         shown = {one.state.key: (one.layout.uuids, one.scrape.age_seconds) for one in live}
         ages = self._card_watch.observe(cards, numbers, shown, report)
+        if changed:
+            learn_memory(self._facts, cards, numbers)
         changed |= self._join(live, cards, again=changed)
         if changed or laid_out is not self._layouts:
             self._seat_servers()
         correct_shares(numbers, self._slices.join.slices, report)
         batch = Batch()
         add_cards(batch, self._cards, numbers, ages, now_ms)
+        add_hosts(batch, self._hosts, numbers, self.context, now_ms=now_ms)
         self._release(batch)
-        self._add_slices(now, numbers, ages, batch)
+        changed |= self._add_slices(now, numbers, ages, batch)
         if changed:
             check_profiles(numbers, self._slices.join.slices, report)
-            self._tell(now, cards, numbers)
+            self._tell(now, cards)
         if self._simulated:
             self._facts.tell(Subject("cluster", self.context.cluster), "simulated", "true", now)
         facts, events, rejects = self._facts.drain()
@@ -277,7 +287,11 @@ class Assembler:
             if not up or scrape.body is None:
                 continue
             series = scrape.body.series
-            if memory.layout is None or (memory.series is not series and memory.series != series):
+            if (
+                memory.layout is None
+                or memory.state.outdated
+                or (memory.series is not series and memory.series != series)
+            ):
                 memory.layout, memory.places = memory.state.arrange(series)
                 memory.series = series
                 self._simulated = self._simulated or any(one.name == SIMULATED_METRIC for one in series)
@@ -295,11 +309,14 @@ class Assembler:
         if len(layouts) == len(self._layouts) and all(a is b for a, b in zip(layouts, self._layouts, strict=True)):
             return False
         self._layouts = layouts
-        changed = False
+        hosts = present_nodes((row for layout in layouts for row in layout.nodes), self._world.nodes)
+        self._hosts = NodeBoard(hosts, self._world.registry.tables().kind)
+        changed = any(layout.nodes and layout.versions for layout in layouts)
         instances: dict[str, dict[str, str]] = {uuid: {} for layout in layouts for uuid in layout.uuids}
         for layout in layouts:
             for uuid, cut in layout.instances.items():
-                instances[uuid].update(cut)
+                known = instances[uuid]
+                known.update((number, profile) for number, profile in cut.items() if profile or number not in known)
             for uuid, described in layout.described.items():
                 facts = self._world.cards[uuid].facts
                 if self._facts.steps(self._facts.card_subject(self._world.cards[uuid]), described):
@@ -388,7 +405,8 @@ class Assembler:
                 holders_known |= one.layout.uuids
             for uuid, instances in one.layout.instances.items():
                 for instance, profile in instances.items():
-                    instance_rows[uuid, instance] = world.registry.row(("instance", uuid, instance, profile))
+                    if profile or (uuid, instance) not in instance_rows:
+                        instance_rows[uuid, instance] = world.registry.row(("instance", uuid, instance, profile))
             servers.update((row, world.servers[row]) for row in one.layout.servers)
         # Cards that only a vGPU layer or a bare host's server speaks of have slices too.
         named = {card.uuid: card for card in cards}
@@ -415,21 +433,29 @@ class Assembler:
         self._slices = index_slices(join, self.context.cluster, memory)
         return True
 
-    def _tell(self, now: datetime, cards: Sequence[Card], numbers: Numbers) -> None:
-        describe_cards(self._facts, cards, numbers, now)
-        describe_slices(self._facts, self._slices.join.slices, self._kube, now)
+    def _tell(self, now: datetime, cards: Sequence[Card]) -> None:
+        describe_cards(self._facts, cards, now)
+        describe_slices(self._facts, self._slices.join.slices, self._quotas, self._kube, now)
+        for layout in self._layouts:
+            describe_hosts(self._facts, [self._world.nodes[row] for row in layout.nodes], layout.versions, now)
         if self._kube is not None:
             describe_pods(self._facts, self._kube, now)
 
-    def _add_slices(self, now: datetime, numbers: Numbers, ages: Mapping[str, float], batch: Batch) -> None:
+    def _add_slices(self, now: datetime, numbers: Numbers, ages: Mapping[str, float], batch: Batch) -> bool:
+        """Add a row a slice; say whether a quota is another one than in the cycle before."""
         table = self._slices
         shares = table.join.slices
         if not shares:
-            return
+            had, self._quotas = len(self._quotas) > 0, self._quotas[:0]
+            return had
         matrix = slice_matrix(table, numbers)
         self._board.read(numbers, self.context.interval_seconds, matrix)
+        add_flops(table, matrix)
         keep = any_value(matrix)
         fill_constants(table, numbers, matrix, ages)
+        quotas = matrix[:, QUOTA_COLUMNS]
+        changed = quotas.shape != self._quotas.shape or changed_quotas(self._quotas, quotas)
+        self._quotas = quotas if changed else np.where(np.isnan(quotas), self._quotas, quotas)
         tags = table.tags
         waiting = np.zeros(len(shares), dtype=bool)
         waiting[table.waiting] = [self._facts.waits(shares[n], now) for n in table.waiting]
@@ -442,6 +468,7 @@ class Assembler:
             unknown = {name: pc.if_else(pa.array(overdue), UNKNOWN, tags[name]) for name in ("tenant", "workload")}
             tags = {**tags, **unknown}
         add_rows(batch, "slice", now_ms, *kept(tags, matrix, keep & ~waiting))
+        return changed
 
     def _seat_servers(self) -> None:
         """Work out which channels of which server feed which slice."""
@@ -496,6 +523,8 @@ class Assembler:
         cluster, kind = self.context.cluster, key[0]
         if kind == "server":
             return Subject("pod", cluster, object=f"{key[1]}/{key[2]}" if key[2] else key[4])
+        if kind == "node":
+            return Subject("node", cluster, key[1])
         node = self._world.cards[key[1]].node
         if kind == "process":
             return Subject("slice", cluster, node, key[1], key[2])

@@ -58,6 +58,7 @@ class Plan:
     counters: Ints  # positions in `channels` of counters
     counter_samples: Bools
     masked: Ints  # positions in `samples` of bit masks
+    quiet: Ints  # positions in `samples` whose exporter has a way to say that there is nothing
     alive: Ints  # positions in `samples` that tell whether a device's scrape is valid
     entries: Ints  # numbers in the registry
     entry_local: Ints  # position of each channel's entry in `entries`
@@ -139,6 +140,7 @@ def lay_out(
         counters=np.flatnonzero(kinds != GAUGE),
         counter_samples=kinds[local] != GAUGE if len(local) else np.zeros(0, dtype=bool),
         masked=np.flatnonzero(tables.mask[all_channels] != 0),
+        quiet=np.flatnonzero(tables.quiet[all_channels]),
         alive=np.flatnonzero(tables.alive[all_channels] & (all_cards >= 0)),
         entries=entries,
         entry_local=entry_local,
@@ -177,6 +179,10 @@ def evaluate(
     if len(plan.masked):
         value[plan.masked] = _bits(value[plan.masked], table.mask[channel[plan.masked]])
     there = came[plan.samples]
+    if len(plan.quiet):
+        said = value[plan.quiet]
+        nothing = plan.quiet[np.isnan(said) | (said == table.absent[channel[plan.quiet]])]
+        there[nothing], value[nothing] = False, np.nan
     valid, invalid, dead = _judge(plan, value, channel, there, reasons or {})
     clamp = table.clamp[channel]
     over = valid & (value > clamp)

@@ -15,16 +15,24 @@ from collector.batch import Event, Fact, Provenance, Reject, Severity, Subject
 from collector.cycle import Numbers
 from collector.declarations import ResolvedWorkload, promises_in, resolve_workload, valid_annotations
 from collector.gpu_models import gpu_model
-from collector.join import SliceRow, owner_of
+from collector.join import SliceRow, instance_name, owner_of
 from collector.kube import KubeState
 from collector.layout import FIELD_INDEX
 from collector.plugins import SourceContext
+from collector.rows import QUOTA_STEP, QUOTAS, Floats
 from collector.schema import NOBODY, UNKNOWN
 from collector.servers import Quantity
-from collector.slots import Card, instance_share
+from collector.slots import Card, NodeChannels, instance_share
 
 _MEMORY = [FIELD_INDEX[f"memory_{name}_bytes"] for name in ("used", "free", "reserved")]
-VERSIONS = frozenset(("driver_version", "cuda_version", "exporter_version"))
+# Facts whose change is an event of its own; a step of a version explains a step of the figures.
+VERSIONS = frozenset(("driver_version", "cuda_version", "exporter_version", "vbios_version"))
+_EVENTS = {
+    **dict.fromkeys(VERSIONS, "version_changed"),
+    **dict.fromkeys(("tenant", "workload"), "owner_changed"),
+    **dict.fromkeys(QUOTAS, "quota_changed"),
+    **dict.fromkeys(("profile", "instance"), "profile_changed"),
+}
 _PROMISES = ("weight", "floor", "protected", "objective")
 _CONVERTED = ("engine_active_ratio", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio")
 
@@ -53,16 +61,16 @@ class FactBook:
         self._waiting_since: dict[str, datetime] = {}
         self._quantities: dict[Subject, Quantity] = {}
         self._slices: dict[Subject, dict[str, tuple[str, Provenance]]] = {}
+        self._changes: dict[tuple[Subject, str, datetime], list[str]] = {}
 
     def tell(self, subject: Subject, name: str, value: str, at: datetime, provenance: Provenance = "measured") -> None:
-        """Note a fact; a value that was already told says nothing new. A new version is an event too."""
+        """Note a fact; a value that was already told says nothing new. A change of what matters is an event too."""
         key = (subject, name)
         before = self._told.get(key)
         if before == value:
             return
-        if before is not None and name in VERSIONS:
-            message = f"{name} of {subject}: {before} is now {value}"
-            self._events.append(Event(subject, "version_changed", Severity.INFO, message, at))
+        if before is not None and name in _EVENTS:
+            self._changes.setdefault((subject, _EVENTS[name], at), []).append(f"{name} {before} is now {value}")
         self._told[key] = value
         self._facts.append(Fact(subject, name, value, at, provenance))
 
@@ -78,8 +86,12 @@ class FactBook:
 
     def drain(self) -> tuple[list[Fact], list[Event], list[Reject]]:
         """Return what came up since the last call."""
-        result = self._facts, self._events, self._rejects
-        self._facts, self._events, self._rejects = [], [], []
+        events = self._events + [
+            Event(subject, code, Severity.INFO, f"{subject}: {'; '.join(changes)}", at)
+            for (subject, code, at), changes in self._changes.items()
+        ]
+        result = self._facts, events, self._rejects
+        self._facts, self._events, self._rejects, self._changes = [], [], [], {}
         return result
 
     def memory_of(self, card: Card) -> float:
@@ -162,12 +174,18 @@ class FactBook:
         """Return the subject of a card."""
         return Subject("gpu", self._context.cluster, card.node, card.uuid)
 
+    def told_of_slice(self, subject: Subject, name: str) -> str:
+        """Return what was last told of a slice that is still there, empty for nothing."""
+        return self._slices.get(subject, {}).get(name, ("", ""))[0]
+
     def replace_slices(self, slices: Mapping[Subject, dict[str, tuple[str, Provenance]]], at: datetime) -> None:
         """Tell the facts of all slices; those of slices that are gone, and names that no longer hold, end."""
         for subject, before in self._slices.items():
             for name in before.keys() - slices.get(subject, {}).keys():
                 self.end(subject, name, at)
         for subject, values in slices.items():
+            if self._slices.get(subject) == values:
+                continue
             for name, (value, provenance) in values.items():
                 self.tell(subject, name, value, at, provenance)
         self._slices = dict(slices)
@@ -191,14 +209,13 @@ class FactBook:
         return self._context
 
 
-def describe_cards(book: FactBook, cards: Sequence[Card], numbers: Numbers, now: datetime) -> None:
+def describe_cards(book: FactBook, cards: Sequence[Card], now: datetime) -> None:
     """Tell the facts of cards and of the cluster."""
     context = book.context
     cluster = Subject("cluster", context.cluster)
     if cards:
         book.tell(cluster, "interval_seconds", f"{context.interval_seconds:g}", now)
     for card in cards:
-        _learn_memory(book, card, numbers)
         subject = book.card_subject(card)
         for name, value in _card_facts(card).items():
             book.tell(subject, name, value, now)
@@ -221,8 +238,13 @@ def _card_facts(card: Card) -> dict[str, str]:
     return facts | {name: value for name, value in described.items() if value}
 
 
+def learn_memory(book: FactBook, cards: Sequence[Card], numbers: Numbers) -> None:
+    """Take the memory of cards as they say it, else what is used, free and reserved; of a cut card that is unknown."""
+    for card in cards:
+        _learn_memory(book, card, numbers)
+
+
 def _learn_memory(book: FactBook, card: Card, numbers: Numbers) -> None:
-    """Take a card's memory as it says itself, else what is used, free and reserved; of a cut card that is unknown."""
     if "memory_total_bytes" in card.facts:
         book.learn_memory(card, float(card.facts["memory_total_bytes"]))
     elif not book.knows_memory(card) and not card.instances:
@@ -231,15 +253,36 @@ def _learn_memory(book: FactBook, card: Card, numbers: Numbers) -> None:
             book.learn_memory(card, total)
 
 
-def describe_slices(book: FactBook, slices: Sequence[SliceRow], kube: KubeState | None, now: datetime) -> None:
-    """Tell the facts of slices and of the workloads that hold them."""
+def describe_hosts(
+    book: FactBook, hosts: Sequence[NodeChannels], versions: Sequence[tuple[str, str]], now: datetime
+) -> None:
+    """Tell the versions of the exporters that speak of hosts."""
+    for host in hosts:
+        subject = Subject("node", book.context.cluster, host.name)
+        for name, value in versions:
+            book.tell(subject, name, value, now)
+
+
+def describe_slices(
+    book: FactBook, slices: Sequence[SliceRow], quotas: Floats, kube: KubeState | None, now: datetime
+) -> None:
+    """Tell the facts of slices and of the workloads that hold them.
+
+    Args:
+        book: what was told.
+        slices: the slices.
+        quotas: slices x `rows.QUOTAS`, NaN where nothing is granted, or it is not known.
+        kube: what Kubernetes says.
+        now: the instant.
+    """
     told: dict[Subject, dict[str, tuple[str, Provenance]]] = {}
-    for share in slices:
+    for share, granted in zip(slices, quotas.tolist(), strict=True):
         subject = book.slice_subject(share)
         values: dict[str, tuple[str, Provenance]] = {}
         values["kind"] = (share.kind, "estimated" if share.estimated_kind else "measured")
         for name, text in (
             ("profile", share.profile),
+            ("instance", instance_name(share.instance) if share.instance and share.kind != "mig" else ""),
             ("pod", share.pod_key),
             ("container", share.container),
             ("ordinal", share.ordinal),
@@ -247,6 +290,7 @@ def describe_slices(book: FactBook, slices: Sequence[SliceRow], kube: KubeState 
         ):
             if text:
                 values[name] = (text, "measured")
+        values |= _quotas(book, subject, granted)
         if not share.waiting:
             values["tenant"] = (share.tenant, _known(share.tenant))
             values["workload"] = (share.workload, _known(share.workload))
@@ -267,6 +311,18 @@ def describe_slices(book: FactBook, slices: Sequence[SliceRow], kube: KubeState 
                 values["provenance:latency_p99_seconds"] = ("estimated", "estimated")
         told[subject] = values
     book.replace_slices(told, now)
+
+
+def _quotas(book: FactBook, subject: Subject, granted: Sequence[float]) -> dict[str, tuple[str, Provenance]]:
+    """Return what is granted to a slice; a value that is missing this once, or the same but for rounding, stays."""
+    values: dict[str, tuple[str, Provenance]] = {}
+    for name, quota in zip(QUOTAS, granted, strict=True):
+        before = book.told_of_slice(subject, name)
+        if before and (math.isnan(quota) or abs(float(before) - quota) <= QUOTA_STEP * abs(quota)):
+            values[name] = (before, "measured")
+        elif not math.isnan(quota):
+            values[name] = (f"{quota:.9g}" if abs(quota) <= 1 else f"{quota:.0f}", "measured")
+    return values
 
 
 def _known(name: str) -> Provenance:

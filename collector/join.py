@@ -90,6 +90,16 @@ def tenant_of(namespace: str, context: SourceContext) -> str:
     return namespace
 
 
+def tenant_of_card(card: Card, context: SourceContext) -> str:
+    """Return who pays for a card whose holder nobody names: the first `[[tenant]]` table that names it or its node."""
+    for tenant in context.tenants:
+        if any(fnmatch.fnmatchcase(card.node, pattern) for pattern in tenant.nodes) or any(
+            fnmatch.fnmatchcase(card.uuid, pattern) for pattern in tenant.gpus
+        ):
+            return tenant.name
+    return UNKNOWN
+
+
 def owner_of(namespace: str, pod: str, kube: KubeState | None, context: SourceContext) -> tuple[str, str, bool]:
     """Return tenant, workload, and whether they still wait for Kubernetes to know the pod."""
     if namespace in _RESERVATIONS:
@@ -109,18 +119,14 @@ def join_slices(claims: Claims) -> Join:
         pod = kube.pods.get(f"{holder.namespace}/{holder.pod}") if kube else None
         if pod is None or not pod.ended:
             by_card.setdefault(holder.uuid, []).append(holder)
-    instances: dict[str, list[str]] = {}
-    for uuid, instance in claims.instance_rows:
-        instances.setdefault(uuid, []).append(instance)
+    instances = _instances(claims, by_card)
     places = _places(claims.cards, by_card)
     slices: list[SliceRow] = []
     for card in claims.cards:
         said = by_card.get(card.uuid, [])
         if card.uuid in instances:
-            slices += [
-                _instance(card, instance, said, claims)
-                for instance in sorted(instances[card.uuid], key=lambda text: (len(text), text))
-            ]
+            for instance in instances[card.uuid]:
+                slices += _instance(card, instance, said, places, claims)
             continue
         if card.facts.get("mig") == "1":
             continue  # cut into instances that no exporter shows: no row pretends to be the whole card
@@ -146,27 +152,55 @@ def join_slices(claims: Claims) -> Join:
     return Join(slices, homeless)
 
 
+def _instances(claims: Claims, by_card: Mapping[str, Sequence[Holder]]) -> dict[str, list[str]]:
+    """Return the MIG instances and partitions of each card that has any: those with samples, and those held."""
+    found: dict[str, set[str]] = {}
+    for uuid, instance in claims.instance_rows:
+        found.setdefault(uuid, set()).add(instance)
+    for uuid, said in by_card.items():
+        for holder in said:
+            if holder.instance:
+                found.setdefault(uuid, set()).add(holder.instance)
+    return {uuid: sorted(some, key=lambda text: (len(text), text)) for uuid, some in found.items()}
+
+
 def _with_namespace(holder: Holder, kube: KubeState) -> Holder:
     """Return the holder with his namespace, where his scheduler does not say it and only one pod has his name."""
     namespaces = [pod.namespace for pod in kube.pods.values() if pod.name == holder.pod]
     return replace(holder, namespace=namespaces[0]) if len(namespaces) == 1 else holder
 
 
-def _instance(card: Card, instance: str, said: Sequence[Holder], claims: Claims) -> SliceRow:
-    row = claims.instance_rows[card.uuid, instance]
+def _instance(
+    card: Card, instance: str, said: Sequence[Holder], places: Mapping[tuple[str, str, str, str], int], claims: Claims
+) -> list[SliceRow]:
+    """Return a MIG instance (or a partition) as one slice; as several, where a vGPU layer divides it further."""
     mine = [holder for holder in said if holder.instance == instance]
-    result = SliceRow(card, f"gi{instance}", "mig", NOBODY, NOBODY, base=row, instance=instance)
-    result.profile = card.instances.get(instance, "")
+    layered = [holder for holder in mine if holder.origin == "container"]
+    profile = card.instances.get(instance) or next((holder.profile for holder in mine if holder.profile), "")
+    if len({(holder.namespace, holder.pod, holder.container) for holder in layered}) > 1:
+        shares = _shares(card, layered, "vgpu", places, claims)
+        for share in shares:
+            share.instance, share.profile = instance, profile
+        return shares
+    row = claims.instance_rows.get((card.uuid, instance), NOWHERE)
+    result = SliceRow(card, instance_name(instance), "mig", NOBODY, NOBODY, base=row, instance=instance)
+    result.profile = profile
+    result.allocations = list(dict.fromkeys(holder.row for holder in layered))
     pods = {_who(holder) for holder in mine}
     if len(pods) == 1:
         _give(result, mine[0], claims)
     elif pods or card.uuid not in claims.holders_known:
-        result.tenant = result.workload = UNKNOWN
-    return result
+        result.tenant, result.workload = tenant_of_card(card, claims.context), UNKNOWN
+    return [result]
+
+
+def instance_name(instance: str) -> str:
+    """Return the slice's name of a MIG instance by its number, or of a partition, `p<id>`."""
+    return instance if instance.startswith("p") else f"gi{instance}"
 
 
 def _whole(card: Card, said: Sequence[Holder], claims: Claims) -> list[SliceRow]:
-    result = SliceRow(card, "whole", "whole", UNKNOWN, UNKNOWN, base=card.row)
+    result = SliceRow(card, "whole", "whole", tenant_of_card(card, claims.context), UNKNOWN, base=card.row)
     if card.uuid in claims.flapping:
         return [result]
     if said:

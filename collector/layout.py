@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from collector.counters import CounterBook
 from collector.mappings import MappedMetric
-from collector.schema import GPU, SLICE, Field, Kind
+from collector.schema import GPU, NODE, SLICE, Field, Kind
 
-FIELDS: tuple[str, ...] = tuple(dict.fromkeys((*GPU.field_names, *SLICE.field_names)))
+FIELDS: tuple[str, ...] = tuple(dict.fromkeys((*GPU.field_names, *SLICE.field_names, *NODE.field_names)))
 FIELD_INDEX: dict[str, int] = {name: index for index, name in enumerate(FIELDS)}
-_SPECS: dict[str, Field] = {f.name: f for f in (*SLICE.fields, *GPU.fields)}
+_SPECS: dict[str, Field] = {f.name: f for f in (*NODE.fields, *SLICE.fields, *GPU.fields)}
 _ANY = Field("any", "", Kind.GAUGE, "", -math.inf, math.inf)
 
 Ints = NDArray[np.int64]
@@ -45,6 +45,8 @@ class Tables:
     clamp: Floats
     counts_cap: NDArray[np.bool_]
     mask: Ints
+    absent: Floats  # the value that says nothing; NaN: none
+    quiet: NDArray[np.bool_]  # NaN, or the absent value, is no sample at all
     alive: NDArray[np.bool_]
     keep_over_gap: NDArray[np.bool_]
     counter: Ints
@@ -63,6 +65,8 @@ class _Channel:
     clamp: float = math.inf
     counts_cap: bool = False
     mask: int = 0
+    absent: float = math.nan
+    quiet: bool = False
     alive: bool = False
     keep_over_gap: bool = False
     counter: int = -1
@@ -176,6 +180,8 @@ class Registry:
                 clamp=clamp,
                 counts_cap=metric.cap,
                 mask=metric.mask,
+                absent=math.nan if metric.absent is None else metric.absent,
+                quiet=mapped.exporter.nan_is_absent or metric.absent is not None,
                 alive=metric.field in ("temperature_celsius", "sm_clock_hertz"),
                 keep_over_gap=spec.kind is Kind.INCREMENT and spec.unit == "count",
                 counter=counter,
@@ -215,6 +221,8 @@ class Registry:
                 clamp=np.array([x.clamp for x in c]),
                 counts_cap=np.array([x.counts_cap for x in c]),
                 mask=np.array([x.mask for x in c], dtype=np.int64),
+                absent=np.array([x.absent for x in c]),
+                quiet=np.array([x.quiet for x in c]),
                 alive=np.array([x.alive for x in c]),
                 keep_over_gap=np.array([x.keep_over_gap for x in c]),
                 counter=np.array([x.counter for x in c], dtype=np.int64),

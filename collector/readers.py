@@ -9,26 +9,26 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 from collector.exposition import Series
-from collector.gpu_models import gpu_model, slice_share
-from collector.mappings import ExporterMapping, MappedMetric
+from collector.mappings import ExporterMapping, MappedMetric, MetricRow
+from collector.mappings.tables import MIG_INSTANCE, VERSIONS
+from collector.naming import Names, mig_device, pick
+from collector.places import UNPLACED, place_of
 from collector.settings import TargetSettings
 from collector.slots import (
     Card,
     Holder,
+    NodeChannels,
     Part,
     Reading,
     ServerChannels,
     Slot,
     World,
     XidReading,
-    pick,
+    share_of,
     target_key,
 )
 
 _EXPORTER_POD = re.compile(r"^(?:nvidia-)?dcgm-exporter|^hami-|^kube-prometheus|^prometheus-")
-_BARE_UUID = re.compile(r"^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-")
-_NO_UUID = re.compile(r"^[0-]*$")
-_NO_PARTITION = frozenset(("", "NA", "4294967295"))
 _COMPUTE_RATIOS = frozenset(f"{name}_active_ratio" for name in ("engine", "sm", "tensor", "fp64", "fp32", "fp16")) | {
     "sm_occupancy_ratio"
 }
@@ -42,13 +42,18 @@ SUMMED_OVER_INSTANCES = _COMPUTE_RATIOS | {"dram_active_ratio", "memory_used_byt
 _DESCRIBED = (
     ("driver_version", "DCGM_FI_DRIVER_VERSION"),
     ("driver_version", "driver_version"),
+    ("cuda_version", "DCGM_FI_CUDA_DRIVER_VERSION"),
     ("cuda_version", "cuda_version"),
+    ("vbios_version", "DCGM_FI_DEV_VBIOS_VERSION"),
+    ("vbios_version", "vbios_version"),
     ("architecture", "architecture"),
     ("pci_bus_id", "pci_bus_id"),
     ("serial", "DCGM_FI_DEV_SERIAL"),
 )
 _BUILD = "_build_info"
 _PART_NUMBER = {"": 0, "bucket": 1, "sum": 2, "count": 3}
+_MEMORY = frozenset(f"memory_{name}_bytes" for name in ("used", "free", "reserved", "total"))
+_NOBODY_SAYS = frozenset(("", "[N/A]", "N/A"))
 
 
 class SeriesReader:
@@ -63,11 +68,14 @@ class SeriesReader:
         self._target = target
         self._key = target_key(target)
         self._world = world
+        self.names = Names()  # what the target's own series say of one another
+        self.mentions_mig = False  # a series names a MIG instance by its UUID alone
         self._readers = {
             "device": self._device,
             "container": self._container,
             "allocation": self._allocation,
             "server": self._server,
+            "node": self._host,
             "kube": self._kube,
             "process": self._process,
         }
@@ -88,36 +96,38 @@ class SeriesReader:
 
     def _device(self, series: Series, mapped: MappedMetric, slot: Slot) -> None:
         world, labels, exporter, metric = self._world, series.labels, mapped.exporter, mapped.row
+        if metric.field == VERSIONS:
+            return
         node = self._node(labels, exporter)
-        uuid, assumed = _uuid(labels, exporter, node)
-        if not uuid:
-            slot.reject = "no device named"
+        self.mentions_mig = self.mentions_mig or pick(labels, exporter.uuid).startswith("MIG-")
+        place = place_of(labels, exporter, node, self.names, world.mig)
+        if isinstance(place, str):
+            slot.reject = place
             return
-        if _foreign_partition(labels):
-            return
-        card = world.card(uuid, node, exporter.preference, assumed=assumed)
-        card.model = card.model or pick(labels, exporter.model)
-        card.ordinal = card.ordinal or pick(labels, exporter.index)
-        slot.described = tuple((fact, labels[label]) for fact, label in _DESCRIBED if labels.get(label))
-        slot.card, slot.uuid, slot.index = card.number, uuid, pick(labels, exporter.index)
+        uuid, instance = place.uuid, place.instance
+        card = world.card(uuid, node, exporter.preference, assumed=place.assumed)
+        if not instance or not exporter.instance_index:
+            card.model = card.model or pick(labels, exporter.model)
+        card.ordinal = card.ordinal or place.index
+        slot.described = self._described(labels, exporter, uuid)
+        slot.card, slot.uuid, slot.index = card.number, uuid, place.index
         slot.hostname = "" if self._target.node else pick(labels, exporter.node)
-        instance = slot.instance = labels.get("GPU_I_ID", "")
-        slot.profile = labels.get("GPU_I_PROFILE", "") if instance else ""
+        slot.instance, slot.profile = instance, place.profile
         namespace, pod, container = _holder_names(labels, exporter)
         labelled = bool(pod) and not instance
-        process = labels.get("process", "")
-        if pod or process:
+        if pod or labels.get("process"):
             said = Holder(uuid, instance, namespace, pod, container, "device", "vgpu" in labels, node=node)
-            if process or "sharing" in labels:
-                said = replace(said, process=process, sharing=labels.get("sharing", ""))
-            slot.holder = world.holder(said)
+            slot.holder = world.holder(_of_driver(said, labels))
         slot.tells_holders = labels.get("holders") == "known"
         if metric.measurement == "event":
             text = labels.get("err_msg", "")
             slot.xid = XidReading(uuid, instance, metric.nature, labels.get("xid", ""), text)
             return
+        own_memory = bool(instance) and place.divided and metric.field in _MEMORY
+        if place.foreign and not own_memory and (metric.mig != "instance" or metric.field in _MEMORY):
+            return
         if metric.measurement == "fact":
-            if metric.field != "labels":
+            if metric.nature == "info" and metric.field not in ("labels", MIG_INSTANCE) and not own_memory:
                 slot.fact = Reading(card, metric.field, metric.scale)
             return
         part = Part(
@@ -127,16 +137,14 @@ class SeriesReader:
             device_key=(uuid, series.name),
             labelled=labelled,
         )
-        own_part = tuple(labels.get(name, "") for name in metric.adds_up)
-        if metric.adds_to_field:
-            own_part = (metric.metric[0], *own_part)
         if instance and metric.mig == "absent":
             return
-        if instance and metric.mig == "instance":
+        if instance and metric.mig == "instance" and (own_memory or metric.field not in _MEMORY):
             part.channels = self._instance_channels(mapped, card, instance, slot.profile)
             part.device_key = None
         else:
             entry = world.registry.entry(self._key, card.row, metric.field, self._order(mapped))
+            own_part = _part_name(labels, metric)
             channel = world.registry.channel(
                 self._key, card.row, mapped, own_part, entry=entry, field_name=metric.field
             )
@@ -152,7 +160,7 @@ class SeriesReader:
         """Return the instance's own channel and, for what adds up, its part of the whole card."""
         registry, name = self._world.registry, mapped.row.field
         row = registry.row(("instance", card.uuid, instance, profile))
-        share = slice_share(gpu_model(card.model) if card.model else None, profile)
+        share = share_of(card, profile)
         factor = 1.0
         if name in _COMPUTE_RATIOS:
             factor = share.compute if share else math.nan
@@ -176,18 +184,37 @@ class SeriesReader:
         if not uuid or not pod:
             slot.reject = "no container named"
             return
+        instance = profile = ""
+        if uuid.startswith("MIG-"):
+            self.mentions_mig = True
+            device = self._world.mig.get(uuid)
+            if device is None:
+                slot.reject = UNPLACED
+                return
+            uuid, instance, profile = device
+        elif mapped.row.field == MIG_INSTANCE:
+            told = mig_device(labels, exporter)
+            instance, profile = (told.instance, told.profile) if told is not None else ("", "")
         row = registry.row(("container", uuid, namespace, pod, container))
         place = pick(labels, exporter.index)
         node = self._node(labels, exporter)
         self._world.card(uuid, node, exporter.preference, assumed=False)
-        said = Holder(uuid, "", namespace, pod, container, "container", place=place, row=row, node=node)
+        names = (uuid, instance, namespace, pod, container)
+        said = Holder(*names, "container", place=place, row=row, node=node, profile=profile)
         slot.holder = self._world.holder(said)
-        self._simple_part(mapped, slot, row)
+        # There is no use by process under MIG: the monitor writes 0 for want of it.
+        if mapped.row.measurement != "fact" and not (instance and mapped.row.field == "busy_ratio"):
+            self._simple_part(mapped, slot, row)
 
     def _allocation(self, series: Series, mapped: MappedMetric, slot: Slot) -> None:
         labels, exporter, registry = series.labels, mapped.exporter, self._world.registry
         uuid = pick(labels, exporter.uuid)
         namespace, pod, container = _holder_names(labels, exporter)
+        if mapped.row.measurement == "fact":
+            if uuid and mapped.row.field != MIG_INSTANCE:
+                card = self._world.card(uuid, pick(labels, exporter.node), exporter.preference, assumed=False)
+                slot.fact = Reading(card, mapped.row.field, mapped.row.scale)
+            return
         if not uuid or not pod:
             slot.reject = "no container named"
             return
@@ -230,9 +257,7 @@ class SeriesReader:
             if gpu:
                 world.card(gpu, self._node({}, mapped.exporter), mapped.exporter.preference, assumed=False)
         slot.server = row
-        part_name = tuple(labels.get(name, "") for name in metric.adds_up)
-        if metric.adds_to_field:
-            part_name = (metric.metric[0], *part_name)
+        part_name = _part_name(labels, metric)
         part = Part(world.metric_number(mapped) * 4 + _PART_NUMBER[mapped.part], mapped.rank, ())
         if metric.nature == "histogram":
             part.channels = self._bucket_channels(labels, mapped, server, part_name)
@@ -273,6 +298,36 @@ class SeriesReader:
             channels.append(channel)
         return (channel,)
 
+    def _host(self, series: Series, mapped: MappedMetric, slot: Slot) -> None:
+        world, labels, metric = self._world, series.labels, mapped.row
+        name = self._node(labels, mapped.exporter)
+        row = slot.node = world.registry.row(("node", name))
+        host = world.nodes.get(row)
+        if host is None:
+            host = world.nodes[row] = NodeChannels(name, row)
+        part_name = _part_name(labels, metric)
+        part = Part(world.metric_number(mapped), mapped.rank, ())
+        if metric.part:
+            held = metric.nature == "counter"
+            channel = world.registry.channel(self._key, row, mapped, (metric.part, *part_name), held=held)
+            channels = host.parts.setdefault((metric.field, metric.part), [])
+            if channel not in channels:
+                channels.append(channel)
+        else:
+            entry = world.registry.entry(self._key, row, metric.field, self._order(mapped))
+            channel = world.registry.channel(self._key, row, mapped, part_name, entry=entry, field_name=metric.field)
+        part.channels = (channel,)
+        slot.parts.append(part)
+
+    def _described(
+        self, labels: Mapping[str, str], exporter: ExporterMapping, uuid: str
+    ) -> tuple[tuple[str, str], ...]:
+        """Return facts of the card that labels tell: the series' own, and those that speak of the whole target."""
+        told = [(fact, labels[label]) for fact, label in _DESCRIBED if labels.get(label, "") not in _NOBODY_SAYS]
+        if exporter.instance_index:
+            told.append(("mig", "1" if uuid in self.names.cut else "0"))
+        return (*told, *self.names.versions)
+
     def _kube(self, _series: Series, mapped: MappedMetric, slot: Slot) -> None:
         slot.kube = mapped.row.field
 
@@ -290,21 +345,16 @@ class SeriesReader:
         return urlsplit(self._target.url).hostname or said or "unknown"
 
 
-def _uuid(labels: Mapping[str, str], exporter: ExporterMapping, node: str) -> tuple[str, bool]:
-    """Return the card's identity and whether it is assumed from an index for want of a UUID."""
-    uuid = pick(labels, exporter.uuid)
-    if exporter.uuid_prefix and _BARE_UUID.match(uuid):
-        return exporter.uuid_prefix + uuid, False
-    if uuid and not _NO_UUID.match(uuid):
-        return uuid, False
-    index = pick(labels, exporter.index)
-    return (f"{node}/{index}", True) if index else ("", True)
+def _of_driver(holder: Holder, labels: Mapping[str, str]) -> Holder:
+    """Return the holder with what the driver's own list of processes says of him."""
+    process, sharing = labels.get("process", ""), labels.get("sharing", "")
+    return replace(holder, process=process, sharing=sharing) if process or sharing else holder
 
 
-def _foreign_partition(labels: Mapping[str, str]) -> bool:
-    """Say whether it is an AMD partition other than the first: those repeat or zero the card's sensors."""
-    partition = labels.get("gpu_partition_id", "0")
-    return partition not in _NO_PARTITION and partition != "0"
+def _part_name(labels: Mapping[str, str], metric: MetricRow) -> tuple[str, ...]:
+    """Return what tells a series from others that add up to one value with it."""
+    parts = tuple(labels.get(name, "") for name in metric.adds_up)
+    return (metric.metric[0], *parts) if metric.adds_to_field else parts
 
 
 def _holder_names(labels: Mapping[str, str], exporter: ExporterMapping) -> tuple[str, str, str]:

@@ -12,8 +12,11 @@ from numpy.typing import NDArray
 
 from collector.batch import Batch, make_rows
 from collector.cycle import Numbers
+from collector.gpu_models import gpu_model
 from collector.join import Join, SliceRow
 from collector.layout import FIELD_INDEX
+from collector.nodes import NodeBoard
+from collector.plugins import SourceContext
 from collector.schema import GPU, MEASUREMENTS, SLICE
 from collector.slots import Card, ServerChannels, instance_share
 
@@ -27,6 +30,19 @@ _GPU_COLUMNS = np.array([FIELD_INDEX[name] for name in GPU.field_names])
 _SLICE_COLUMNS = np.array([FIELD_INDEX[name] for name in SLICE.field_names])
 _GPU_AGE, _SLICE_AGE = GPU.field_names.index("source_age_seconds"), SLICE_INDEX["source_age_seconds"]
 _SM_QUOTA, _MEMORY_QUOTA = SLICE_INDEX["sm_quota_ratio"], SLICE_INDEX["memory_quota_bytes"]
+_FLOPS = SLICE_INDEX["flops_per_second"]
+# A pipe's activity and the peak that it is a share of. What tensor cores work on is not said: dense FP16 is assumed.
+PIPES = {
+    "tensor_active_ratio": "fp16_tensor",
+    "fp64_active_ratio": "fp64",
+    "fp32_active_ratio": "fp32",
+    "fp16_active_ratio": "fp16",
+}
+_PIPE_COLUMNS = np.array([SLICE_INDEX[name] for name in PIPES])
+# What was granted: each change of these is a fact and an event.
+QUOTAS = ("sm_quota_ratio", "memory_quota_bytes", "priority")
+QUOTA_STEP = 0.01  # memory of a MIG instance is what its exporter adds up, to a MiB or two
+QUOTA_COLUMNS = np.array([SLICE_INDEX[name] for name in QUOTAS])
 
 
 @dataclass(slots=True)
@@ -36,6 +52,7 @@ class SliceTable:
     base: a row of numbers a slice; allocation and server pairs: (slice, row of numbers).
     granted: slices x (compute share, memory in bytes), where the platform itself fixes them; NaN elsewhere.
     instances, waiting: slices that are MIG instances, and those whose holder Kubernetes does not know yet.
+    peaks: slices x `PIPES`, FLOP/s of the whole card; NaN where its model, or the peak, is not known.
     tags: of the rows, a column a tag.
     """
 
@@ -48,6 +65,7 @@ class SliceTable:
     granted: Floats
     instances: Ints
     waiting: Ints
+    peaks: Floats
     tags: Tags
 
 
@@ -94,6 +112,7 @@ def index_slices(join: Join, cluster: str, memory_of: Mapping[str, float]) -> Sl
         granted=granted,
         instances=_ints(n for n, share in enumerate(slices) if share.kind == "mig"),
         waiting=_ints(n for n, share in enumerate(slices) if share.waiting),
+        peaks=np.array([_peaks(share.card.model) for share in slices]).reshape(-1, len(PIPES)),
         tags=_columns(
             {
                 "cluster": [cluster] * len(slices),
@@ -120,6 +139,20 @@ def slice_matrix(table: SliceTable, numbers: Numbers) -> Floats:
     return matrix
 
 
+def add_flops(table: SliceTable, matrix: Floats) -> None:
+    """Fill in FLOP/s: activity of each pipe times the card's peak for it; absent where no pipe, or a peak, is known."""
+    activity = matrix[:, _PIPE_COLUMNS]
+    seen = ~np.isnan(activity)
+    done = np.where(seen & (activity != 0), activity * table.peaks, 0.0).sum(axis=1)
+    matrix[:, _FLOPS] = np.where(seen.any(axis=1) & np.isnan(matrix[:, _FLOPS]), done, matrix[:, _FLOPS])
+
+
+def changed_quotas(before: Floats, now: Floats) -> bool:
+    """Say whether any quota of the same slices is another one: by more than a hundredth, or new; a gap is no change."""
+    new = np.isnan(before) & ~np.isnan(now)
+    return bool((new | (np.abs(now - before) > QUOTA_STEP * np.abs(now))).any())
+
+
 def fill_constants(table: SliceTable, numbers: Numbers, matrix: Floats, ages: Mapping[str, float]) -> None:
     """Fill in what a slice has whether or not anything was measured: granted quotas, and the age of its source."""
     if len(table.instances):
@@ -135,6 +168,15 @@ def add_cards(batch: Batch, table: CardTable, numbers: Numbers, ages: Mapping[st
     keep = any_value(matrix)
     matrix[:, _GPU_AGE] = [ages.get(card.uuid, 0.0) for card in table.cards] if ages else 0.0
     add_rows(batch, "gpu", now_ms, *kept(table.tags, matrix, keep))
+
+
+def add_hosts(batch: Batch, hosts: NodeBoard, numbers: Numbers, context: SourceContext, *, now_ms: int) -> None:
+    """Add one `node` row a host that has any value."""
+    if not hosts.names:
+        return
+    matrix = hosts.read(numbers, context.interval_seconds)
+    tags = _columns({"cluster": [context.cluster] * len(matrix), "node": hosts.names})
+    add_rows(batch, "node", now_ms, *kept(tags, matrix, any_value(matrix)))
 
 
 def add_rows(batch: Batch, measurement: str, now_ms: int, tags: Tags, matrix: Floats) -> None:
@@ -165,6 +207,11 @@ def any_value(matrix: Floats) -> Bools:
 def server_pairs(table: SliceTable) -> list[tuple[int, ServerChannels]]:
     """Return (slice, server) for all servers that sit on a slice."""
     return [(n, server) for n, share in enumerate(table.join.slices) for server in share.servers]
+
+
+def _peaks(name: str) -> list[float]:
+    model = gpu_model(name) if name else None
+    return [model.peaks.get(peak, math.nan) if model is not None else math.nan for peak in PIPES.values()]
 
 
 def _granted(share: SliceRow, memory_of: Mapping[str, float]) -> tuple[float, float]:

@@ -226,7 +226,9 @@ class InfluxSettings(Section):
 
 
 class TenantSettings(Section):
-    """One `[[tenant]]` table: which namespaces belong to one payer."""
+    """One `[[tenant]]` table: which namespaces, nodes and cards belong to one payer."""
 
     name: str = Field(description="name of the tenant")
     namespaces: tuple[str, ...] = Field((), description="globs on the namespace")
+    nodes: tuple[str, ...] = Field((), description="globs on the node: cards there whose holder nobody names are its")
+    gpus: tuple[str, ...] = Field((), description="globs on the card's UUID, likewise")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 
 from collector.gpu_models import SliceShare, gpu_model, slice_share
 from collector.layout import NOWHERE, Registry
 from collector.mappings import MappedMetric, MappingTable
+from collector.naming import PARTITIONS, MigDevice, Names
 from collector.settings import TargetSettings
 
 
@@ -43,6 +43,7 @@ class Holder:
     node: str = ""
     process: str = ""  # `<host>/<pid>.<start>` of one that no container holds
     sharing: str = ""  # mps or timeslice, where the driver or the kubelet says so
+    profile: str = ""  # of the instance, where the holder's own exporter says it
 
 
 @dataclass(slots=True)
@@ -90,6 +91,7 @@ class Slot:
     reject: str = ""
     hostname: str = ""
     server: int = NOWHERE
+    node: int = NOWHERE
     plain: bool = True  # its channels depend on no other series of the target
     uuid: str = ""
     index: str = ""
@@ -118,6 +120,18 @@ class ServerChannels:
 
 
 @dataclass(slots=True)
+class NodeChannels:
+    """One host: its row of numbers, and the channels that are put together by hand.
+
+    parts: (field, role) -> channels; roles are `total`, `rest` and `share` of the mapping table.
+    """
+
+    name: str
+    row: int
+    parts: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class World:
     """What all targets of an assembler share: the mapping, the numbers of rows, the cards, the servers."""
 
@@ -126,6 +140,9 @@ class World:
     cards: dict[str, Card] = field(default_factory=dict)
     card_list: list[Card] = field(default_factory=list)
     servers: dict[int, ServerChannels] = field(default_factory=dict)
+    nodes: dict[int, NodeChannels] = field(default_factory=dict)
+    mig: dict[str, MigDevice] = field(default_factory=dict)  # by MIG UUID
+    mig_version: int = 0  # grows with every change of `mig`
     metric_numbers: dict[int, int] = field(default_factory=dict)
     _holders: dict[tuple[object, ...], Holder] = field(default_factory=dict)
 
@@ -141,6 +158,12 @@ class World:
                 self.metric_numbers.setdefault(id(row), len(self.metric_numbers))
             number = self.metric_numbers[id(mapped.row)]
         return number
+
+    def learn_mig(self, names: Names) -> None:
+        """Remember which MIG UUID is which instance."""
+        if any(self.mig.get(uuid) != device for uuid, device in names.devices.items()):
+            self.mig.update(names.devices)
+            self.mig_version += 1
 
     def card(self, uuid: str, node: str, preference: int, *, assumed: bool) -> Card:
         """Return the card; its node is the one that the most preferred exporter says."""
@@ -159,16 +182,18 @@ def target_key(target: TargetSettings) -> str:
     return target.url
 
 
-def pick(labels: Mapping[str, str], names: Sequence[str]) -> str:
-    """Return the first label of `names` that has a value; `exported_` ones go first, they are the workload's own."""
-    for name in names:
-        value = labels.get("exported_" + name) or labels.get(name)
-        if value:
-            return value
-    return ""
-
-
 def instance_share(card: Card, instance: str) -> SliceShare | None:
-    """Return which share of its card a MIG instance is; None where its profile is not said."""
+    """Return which share of its card a MIG instance or a partition is; None where its profile is not said."""
+    return share_of(card, card.instances.get(instance, ""))
+
+
+def share_of(card: Card, profile: str) -> SliceShare | None:
+    """Return which share of the card an instance of this profile, or a partition of this mode (`cpx/nps1`), is."""
     model = gpu_model(card.model) if card.model else None
-    return slice_share(model, card.instances.get(instance, ""))
+    mode, _, memory = profile.partition("/")
+    if mode in PARTITIONS or mode == "cpx":
+        units = model.compute_slices if model is not None else 8
+        count = PARTITIONS.get(mode, units)
+        divided = memory == f"nps{count}"
+        return SliceShare(1 / count, 1 / count if divided else 1.0, estimated=model is None and mode == "cpx")
+    return slice_share(model, profile)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collector.exposition import Series
 from collector.layout import NOWHERE
+from collector.naming import Names, read_names
 from collector.readers import SeriesReader
 from collector.roster import merged
 from collector.settings import TargetSettings
@@ -44,6 +45,8 @@ class Arrangement:
     fact_places: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     kube: list[tuple[int, str]] = field(default_factory=list)
     servers: list[int] = field(default_factory=list)
+    nodes: list[int] = field(default_factory=list)
+    versions: tuple[tuple[str, str], ...] = ()
     uuids: frozenset[str] = frozenset()
     instances: dict[str, dict[str, str]] = field(default_factory=dict)
     described: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -60,7 +63,10 @@ class TargetState:
     def __init__(self, target: TargetSettings, world: World) -> None:
         self.target = target
         self.key = target_key(target)
+        self._world = world
         self._reader = SeriesReader(target, world)
+        self._names = Names()
+        self._mig_version = 0
         self._slots: dict[Series, Slot] = {}
         self._roster: list[Series] = []
         self._places: dict[Series, int] = {}
@@ -76,15 +82,23 @@ class TargetState:
         say all that the missing ones would; it comes with the places of its series in the layout (None: all of them).
         """
         wanted = list(series)
+        if self.outdated:
+            self._layout = None
+            self._slots.clear()
         if self._layout is None or wanted != self._roster:
             places = self._fitting(wanted) if self._layout is not None else None
             if self._layout is not None and places is not None:
                 return self._layout, places
-            self._layout = self._lay_out(merged(self._roster, wanted))
+            self._layout = self._lay_out(merged(self._roster, wanted), wanted)
         if wanted == self._roster:
             return self._layout, None
         places = self._fitting(wanted)
-        return (self._layout, places) if places is not None else (self._lay_out(wanted), None)
+        return (self._layout, places) if places is not None else (self._lay_out(wanted, wanted), None)
+
+    @property
+    def outdated(self) -> bool:
+        """Say whether another target has told since which card a MIG instance of this one is on."""
+        return self._reader.mentions_mig and self._mig_version != self._world.mig_version
 
     def series(self, place: int) -> Series:
         """Return the series at a place of the present layout."""
@@ -114,7 +128,15 @@ class TargetState:
             return len(self._ranks[word[1]]) > 1
         return True
 
-    def _lay_out(self, roster: list[Series]) -> Arrangement:
+    def _lay_out(self, roster: list[Series], present: list[Series]) -> Arrangement:
+        names = read_names(roster, self._world.table)
+        if roster != present:  # an older version may still stand in the roster
+            names = replace(names, versions=read_names(present, self._world.table).versions)
+        self._world.learn_mig(names)
+        if names != self._names:
+            self._names = self._reader.names = names
+            self._slots.clear()
+        self._mig_version = self._world.mig_version
         known = self._slots
         slots = []
         for one in roster:
@@ -132,6 +154,7 @@ class TargetState:
         if twice:
             result.rejects["one UUID for several cards"] = refused
         _collect(result, slots)
+        result.versions = names.versions
         self._layout, self._roster = result, roster
         self._places = {one: place for place, one in enumerate(roster)}
         self._says = [((_PLACE, place),) if twice else _words(slot) for place, slot in enumerate(slots)]
@@ -147,6 +170,7 @@ def _words(slot: Slot) -> tuple[Word, ...]:
     words: list[Word] = [
         ("card", slot.uuid, slot.index, slot.hostname, slot.described),
         ("server", slot.server),
+        ("node", slot.node),
         ("instance", slot.uuid, slot.instance, slot.profile),
         ("holder", slot.holder),
         ("holders", slot.tells_holders),
@@ -230,6 +254,7 @@ def _collect(result: Arrangement, slots: Sequence[Slot]) -> None:
     result.holders_known = any(holder.origin == "device" for holder in result.holders) or any(
         slot.tells_holders for slot in slots
     )
+    result.nodes = sorted({slot.node for slot in slots} - {NOWHERE})
     result.servers = sorted({slot.server for slot in slots} - {NOWHERE})
     result.uuids = frozenset({slot.uuid for slot in slots} - {""})
     result.version = ", ".join(sorted({slot.version for slot in slots} - {""}))

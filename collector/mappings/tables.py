@@ -21,6 +21,8 @@ Nature = Literal[
 
 # What the assembler understands beside the schema's own fields.
 LATENCY = "latency"
+MIG_INSTANCE, VERSIONS = "mig_instance", "versions"  # facts whose labels speak of other series
+NAMING = frozenset((MIG_INSTANCE, VERSIONS))
 KUBE_FIELDS = frozenset(
     (
         "pod_phase",
@@ -79,6 +81,7 @@ class MetricRow(_Table):
         description="mean: this name alone is the sum, or the count; node: total less rest, or a share of the total",
     )
     cap: bool = Field(False, description="above 1 is capped at 1 and counted")
+    absent: float | None = Field(None, description="a value that says: nothing known, or no limit")
     notes: str = ""
 
     @model_validator(mode="before")
@@ -140,6 +143,10 @@ class ExporterMapping(_Table):
     """One exporter: who its series speak of, which labels say so, and its metrics.
 
     preference: where two exporters give the same field of the same subject the lower number wins.
+    instance, profile: labels of a MIG instance's number and profile.
+    partition, board: labels of an AMD partition's number, and of what its partitions have in common.
+    instance_index: an instance has no number, its index is `<card>:<n>`.
+    nan_is_absent: NaN says that the card has no such figure; elsewhere it is an invalid sample.
     """
 
     exporter: str
@@ -152,6 +159,12 @@ class ExporterMapping(_Table):
     namespace: tuple[str, ...] = ("namespace",)
     pod: tuple[str, ...] = ("pod",)
     container: tuple[str, ...] = ("container",)
+    instance: tuple[str, ...] = ("GPU_I_ID",)
+    profile: tuple[str, ...] = ("GPU_I_PROFILE",)
+    partition: tuple[str, ...] = ()
+    board: tuple[str, ...] = ()
+    instance_index: bool = False
+    nan_is_absent: bool = False
     uuid_prefix: str = ""
     metric: tuple[MetricRow, ...]
 
@@ -170,12 +183,19 @@ class MappingTable:
 
     def __init__(self, exporters: Sequence[ExporterMapping]) -> None:
         self._rows: dict[str, list[MappedMetric]] = {}
+        self._naming: set[str] = set()
         for exporter in exporters:
             for row in exporter.metric:
                 for rank, name in enumerate(row.metric):
                     for suffix, part in _parts(row):
                         mapped = MappedMetric.model_construct(exporter=exporter, row=row, part=part, rank=rank)
                         self._rows.setdefault(name + suffix, []).append(mapped)
+                    if row.field in NAMING or exporter.partition or exporter.instance_index:
+                        self._naming.add(name)
+
+    def is_naming(self, name: str) -> bool:
+        """Say whether a series of this name tells what other series are about."""
+        return name in self._naming or _without_prefix(name) in self._naming or name.endswith("_build_info")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -224,4 +244,7 @@ def _without_prefix(name: str) -> str:
     if name.startswith("amd_"):
         return name[4:]
     name = name.removeprefix("ray_")
-    return "vllm:" + name[5:] if name.startswith("vllm_") else name
+    for server in ("vllm", "sglang"):
+        if name.startswith(f"{server}_"):
+            return f"{server}:{name[len(server) + 1 :]}"
+    return name

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from datetime import UTC, datetime
+
+import numpy as np
+import numpy.typing as npt
 
 from collector.batch import Fact, Provenance, Subject
 from collector.declarations import promises_in
@@ -28,16 +32,24 @@ class FactTeller:
         self._world = world
         self._told: dict[tuple[Subject, str], tuple[str, Provenance]] = {}
         self._pods: dict[PodView, str] = {}
-        self._version: tuple[int, tuple[bool, ...]] = (-1, ())
+        self._version: tuple[object, ...] = ()
+        self._quotas: npt.NDArray[np.float64] = np.empty((0, 2))
         self.serving: dict[str, float] = {}  # tenant -> cards that pods hold which no queue admitted
 
-    def changes(self) -> list[Fact]:
-        """Return the facts that began, changed or ended in the last minute."""
+    def changes(self, quotas: npt.NDArray[np.float64]) -> list[Fact]:
+        """Return the facts that began, changed or ended in the last minute.
+
+        Args:
+            quotas: slices x (compute share, memory in bytes) that are granted; NaN where nothing says it.
+        """
         world = self._world
-        version = (world.pods_version, self._remapping())
+        if len(self._quotas) == len(quotas) and self._version[:1] == (world.pods_version,):
+            quotas = np.where(np.isnan(quotas), self._quotas, quotas)  # a sample that is left out is no change
+        version = (world.pods_version, self._remapping(), quotas.tobytes())
         if version == self._version:
             return []
         self._version = version
+        self._quotas = quotas
         current = dict(self._all())
         now = world.now
         facts = [
@@ -71,6 +83,8 @@ class FactTeller:
                 memory_total_bytes=str(card.hardware.memory_bytes),
                 row_remap_pending=str(int(self._remapping()[c])),
             )
+            if card.sharing == "vgpu" and world.card_alive[c]:
+                yield from _tell(subject, schedulable_memory_bytes=str(card.hardware.memory_bytes))
             if generation != "3.3":
                 yield from _tell(subject, pci_bus_id=card.pci_bus_id)
         for node in sorted({c.node for c in spec.cards}):
@@ -97,6 +111,11 @@ class FactTeller:
             yield from _tell(subject, "estimated" if s.kind == "timeslice" else "measured", kind=s.kind)
             if s.profile:
                 yield from _tell(subject, profile=s.profile)
+            share, memory = self._quotas[i].tolist()
+            if not math.isnan(share):
+                yield from _tell(subject, sm_quota_ratio=f"{share:.9g}")
+            if not math.isnan(memory):
+                yield from _tell(subject, memory_quota_bytes=f"{memory:.0f}")
             if holder is None:
                 yield from _tell(subject, tenant=NOBODY, workload=NOBODY)
                 continue

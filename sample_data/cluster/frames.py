@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from collector.batch import Batch, Event, Severity, Subject, make_rows
 from collector.clock import to_ms
+from collector.gpu_models import gpu_model
 from collector.schema import NOBODY
 from sample_data.cluster.counters import Increments
 from sample_data.cluster.facts import FactTeller
@@ -53,6 +54,9 @@ class Frames:
         spec = world.spec
         self._card_mig = np.array([c.sharing == "mig" for c in spec.cards])
         self._card_memory = np.array([c.hardware.memory_bytes for c in spec.cards], dtype=np.float64)
+        models = [gpu_model(c.hardware.name) for c in spec.cards]
+        self._peak = np.array([model.peaks["fp16_tensor"] if model else np.nan for model in models])
+        self._quotas = np.full((len(spec.slices), 2), np.nan)
         self._mig = np.array([s.kind == "mig" for s in spec.slices])
         self._whole = np.array([s.kind == "whole" for s in spec.slices])
         self._vllm = np.array([s.app == "vllm" for s in spec.slices])
@@ -73,7 +77,7 @@ class Frames:
         batch = Batch()
         self._gpu_rows(readings, batch)
         self._slice_rows(readings, batch)
-        batch.facts = self._facts.changes()
+        batch.facts = self._facts.changes(self._quotas)
         self._queue_rows(batch)
         self._add_events(readings, batch)
         return batch
@@ -224,8 +228,9 @@ class Frames:
         memory = np.where(np.isfinite(r.hami_memory_used), r.hami_memory_used, memory)
         busy = np.where(whole, r.gpu_util[card] / 100, pod_util / 100)
         busy = np.where(np.isfinite(r.hami_util), np.minimum(r.hami_util / 100, 1.0), busy)
+        cores = np.where(r.hami_cores > 0, r.hami_cores / 100, np.nan)  # 0: no limit
         fields = {
-            "sm_quota_ratio": np.where(mig, share, np.where(whole, 1.0, r.hami_cores / 100)),
+            "sm_quota_ratio": np.where(mig, share, np.where(whole, 1.0, cores)),
             "memory_quota_bytes": np.where(
                 mig,
                 (r.mig_fb_used + r.mig_fb_free) * MIB,
@@ -245,6 +250,8 @@ class Frames:
             "idle_seconds": r.hami_last_kernel,
             "source_age_seconds": np.zeros(len(card)),
         }
+        fields["flops_per_second"] = fields["tensor_active_ratio"] * self._peak[card]
+        self._quotas = np.stack([fields["sm_quota_ratio"], fields["memory_quota_bytes"]], axis=1)
         fields |= self._server_fields(r)
         steps, step_seconds = self._trainer_fields(r)
         fields["steps_count"] = np.where(self._online, fields["steps_count"], steps)

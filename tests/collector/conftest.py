@@ -50,7 +50,7 @@ class Cycles:
     def frame(self, measurement: str) -> pd.DataFrame:
         """Return the last batch's rows, indexed by their subject."""
         table = self.batch.rows.get(measurement)
-        key = {"gpu": "gpu", "slice": "slice", "queue": "tenant"}[measurement]
+        key = {"gpu": "gpu", "slice": "slice", "queue": "tenant", "node": "node"}[measurement]
         return pd.DataFrame({key: []}).set_index(key) if table is None else table.to_pandas().set_index(key)
 
     def facts(self, name: str) -> dict[str, str | None]:

@@ -20,6 +20,7 @@ BOTH = "GPU-34319582-d595-d1c7-d1d2-179bcfa61660"
 OWN_0 = "GPU-0a000000-0000-4000-8000-000000000000"
 HAMI = "GPU-00552014-5c87-89ac-b1a6-7b53aa24b0ec"
 DEMO = "GPU-1c67088e-9ecb-4564-bb97-6151ecc2ef64"
+NVITOP_H200, NVITOP_A100 = "GPU-00000000-0000-4000-8000-000000000000", "GPU-11111111-1111-4111-8111-111111111111"
 NGE = "GPU-00000000-0000-0000-0000-000000000000"
 H100_1 = "GPU-21c6d9d7-46cd-7e91-99c3-7b6a06a3faea"
 
@@ -73,8 +74,22 @@ VALUES: list[tuple[str, str, str, str, float | str | None]] = [
     ("hami_scheduler_testwants.prom", "slice", "default/amd-pod/0/0", "sm_quota_ratio", 0.5),
     ("volcano_vgpu.prom", "slice", "*", "memory_quota_bytes", 16384 * MIB),
     ("hami_lab_elided_labels.prom", "gpu", "68496E64-...", "memory_used_bytes", 1.937768448e9),
-    ("nge_demo_seeded.prom", "gpu", DEMO, "busy_ratio", 1.0),
+    ("nge_demo_seeded.prom", "gpu", DEMO, "busy_ratio", None),
     ("nge_demo_seeded.prom", "gpu", DEMO, "power_watts", 627.4),
+    ("nge_demo_seeded.prom", "slice", "gi2", "memory_used_bytes", 4.2883309544e10),
+    ("nge_demo_seeded.prom", "slice", "gi2", "sm_quota_ratio", 60 / 132),
+    ("nge_demo_seeded.prom", "slice", "gi2", "memory_quota_bytes", 4.2883309544e10 + 3.2971181613e10 + 3.81178347e8),
+    ("nge_demo_seeded.prom", "slice", "gi7", "memory_used_bytes", 9.74140845e8),
+    ("nvitop_exporter_shim.prom", "gpu", NVITOP_A100, "busy_ratio", 0.87),
+    ("nvitop_exporter_shim.prom", "gpu", NVITOP_A100, "memory_busy_ratio", 0.41),
+    ("nvitop_exporter_shim.prom", "gpu", NVITOP_A100, "power_watts", 251.037),
+    ("nvitop_exporter_shim.prom", "gpu", NVITOP_A100, "sm_clock_hertz", 1.41e9),
+    ("nvitop_exporter_shim.prom", "gpu", NVITOP_A100, "pcie_rx_bytes_per_second", 200.0 * MIB),
+    ("nvitop_exporter_shim.prom", "gpu", NVITOP_A100, "nvlink_rx_bytes_per_second", None),
+    ("nvitop_exporter_shim.prom", "gpu", NVITOP_H200, "busy_ratio", None),
+    ("nvitop_exporter_shim.prom", "gpu", NVITOP_H200, "memory_used_bytes", 61000 * MIB),
+    ("nvitop_exporter_shim.prom", "gpu", NVITOP_H200, "node", "node-a"),
+    ("nvitop_exporter_shim.prom", "slice", "whole", "gpu", NVITOP_A100),
     ("nge_h100mig_load.prom", "gpu", NGE, "power_watts", 433.78),
     ("nge_h100mig_load.prom", "gpu", NGE, "sm_clock_hertz", 1.98e9),
     ("nge_h100mig_load.prom", "gpu", NGE, "busy_ratio", None),
@@ -102,6 +117,10 @@ REJECTS: dict[str, dict[tuple[str, str], int]] = {
     "own_empty.prom": {("", "empty body"): 1},
     "own_no_gpus.prom": {},
     "own_unescaped_label.prom": {},
+    "nvitop_exporter_shim.prom": {("", "MIG instance of a card that is not known"): 32},
+    "nge_demo_seeded.prom": {},
+    "hami_scheduler_new.prom": {},
+    "volcano_vgpu.prom": {},
     "dcgm_vgpu_per_process_45.prom": {},
 }
 
