@@ -24,7 +24,7 @@ from collector.counters import CounterBook
 from collector.cycle import Numbers, Plan, check_profiles, correct_cards, correct_shares, evaluate, lay_out
 from collector.demand import SchedulerState
 from collector.exposition import Exposition, Series
-from collector.facts import FactBook, describe_cards, describe_hosts, describe_pods, describe_slices, learn_memory
+from collector.facts import FactBook, describe_cards, describe_pods, describe_slices, learn_memory
 from collector.health import CardWatch, TargetWatch, XidWatch
 from collector.join import Claims, Join, SliceRow, join_slices
 from collector.kube import KubeState, read_kube_state
@@ -311,7 +311,7 @@ class Assembler:
         self._layouts = layouts
         hosts = present_nodes((row for layout in layouts for row in layout.nodes), self._world.nodes)
         self._hosts = NodeBoard(hosts, self._world.registry.tables().kind)
-        changed = any(layout.nodes and layout.versions for layout in layouts)
+        changed = False
         instances: dict[str, dict[str, str]] = {uuid: {} for layout in layouts for uuid in layout.uuids}
         for layout in layouts:
             for uuid, cut in layout.instances.items():
@@ -436,8 +436,6 @@ class Assembler:
     def _tell(self, now: datetime, cards: Sequence[Card]) -> None:
         describe_cards(self._facts, cards, now)
         describe_slices(self._facts, self._slices.join.slices, self._quotas, self._kube, now)
-        for layout in self._layouts:
-            describe_hosts(self._facts, [self._world.nodes[row] for row in layout.nodes], layout.versions, now)
         if self._kube is not None:
             describe_pods(self._facts, self._kube, now)
 

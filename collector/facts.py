@@ -22,7 +22,7 @@ from collector.plugins import SourceContext
 from collector.rows import QUOTA_STEP, QUOTAS, Floats
 from collector.schema import NOBODY, UNKNOWN
 from collector.servers import Quantity
-from collector.slots import Card, NodeChannels, instance_share
+from collector.slots import Card, instance_share
 
 _MEMORY = [FIELD_INDEX[f"memory_{name}_bytes"] for name in ("used", "free", "reserved")]
 # Facts whose change is an event of its own; a step of a version explains a step of the figures.
@@ -251,16 +251,6 @@ def _learn_memory(book: FactBook, card: Card, numbers: Numbers) -> None:
         total = float(numbers.take(np.array([card.row]))[0, _MEMORY].sum())
         if not math.isnan(total):
             book.learn_memory(card, total)
-
-
-def describe_hosts(
-    book: FactBook, hosts: Sequence[NodeChannels], versions: Sequence[tuple[str, str]], now: datetime
-) -> None:
-    """Tell the versions of the exporters that speak of hosts."""
-    for host in hosts:
-        subject = Subject("node", book.context.cluster, host.name)
-        for name, value in versions:
-            book.tell(subject, name, value, now)
 
 
 def describe_slices(

@@ -14,7 +14,7 @@ from collector.mappings.tables import MIG_INSTANCE, VERSIONS
 _BARE_UUID = re.compile(r"^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-")
 _NO_UUID = re.compile(r"^[0-]*$")
 _COMPUTE_INSTANCE = re.compile(r"^\d+c\.")
-_NO_VERSION = frozenset(("", "unknown", "(devel)", "N/A", "[N/A]"))
+_NO_VERSION = frozenset(("", "N/A", "[N/A]"))
 _NO_BOARD = frozenset(("", "0", "NA", "N/A", "[N/A]"))
 _NO_PARTITION = frozenset(("", "NA", "4294967295"))
 _UNDIVIDED = frozenset(("", "spx", "none", "na"))
@@ -35,7 +35,7 @@ class MigDevice(NamedTuple):
 class Names:
     """What the naming series of a target say.
 
-    versions: facts of every card (or of the node) that the target speaks of.
+    versions: facts of every card that the target speaks of.
     profiles: (card, GPU instance) -> profile.
     devices: MIG UUID -> the instance.
     boards: what partitions have in common -> UUID and index of the card's first partition.
@@ -56,10 +56,6 @@ def read_names(roster: Iterable[Series], table: MappingTable) -> Names:
         if not table.is_naming(series.name):
             continue
         labels = series.labels
-        if series.name.endswith("_build_info"):
-            if series.name != "go_build_info":
-                found.version("exporter_version", labels.get("version", ""))
-            continue
         for mapped in table.find(series.name, labels)[:1]:
             if mapped.row.field == VERSIONS:
                 for name, fact in _VERSION_LABELS.items():

@@ -46,7 +46,6 @@ class Arrangement:
     kube: list[tuple[int, str]] = field(default_factory=list)
     servers: list[int] = field(default_factory=list)
     nodes: list[int] = field(default_factory=list)
-    versions: tuple[tuple[str, str], ...] = ()
     uuids: frozenset[str] = frozenset()
     instances: dict[str, dict[str, str]] = field(default_factory=dict)
     described: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -154,7 +153,6 @@ class TargetState:
         if twice:
             result.rejects["one UUID for several cards"] = refused
         _collect(result, slots)
-        result.versions = names.versions
         self._layout, self._roster = result, roster
         self._places = {one: place for place, one in enumerate(roster)}
         self._says = [((_PLACE, place),) if twice else _words(slot) for place, slot in enumerate(slots)]

@@ -195,7 +195,7 @@ class MappingTable:
 
     def is_naming(self, name: str) -> bool:
         """Say whether a series of this name tells what other series are about."""
-        return name in self._naming or _without_prefix(name) in self._naming or name.endswith("_build_info")
+        return name in self._naming or _without_prefix(name) in self._naming
 
     @property
     def names(self) -> tuple[str, ...]:
