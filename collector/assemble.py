@@ -245,7 +245,7 @@ class Assembler:
                 batch.rows["queue"] = queues
             facts += pod_facts
             events += pod_events
-        _reject_homeless(self._slices.join.homeless, report)
+        _reject_homeless(self._slices.join, report)
         batch.facts = facts
         batch.events = report.events + events
         batch.rejects = report.rejects + rejects
@@ -592,7 +592,7 @@ def _xids(live: Sequence[_Live], raw: Floats) -> list[tuple[XidReading, float]]:
     return readings
 
 
-def _reject_homeless(servers: Sequence[ServerChannels], report: Report) -> None:
-    for server in servers:
-        name = f"{server.namespace}/{server.pod}" if server.pod else server.target
+def _reject_homeless(join: Join, report: Report) -> None:
+    pods = [f"{one.namespace}/{one.pod}" if one.pod else one.target for one in join.homeless]
+    for name in dict.fromkeys((*pods, *join.uncovered)):
         report.reject(Subject("pod", report.cluster, object=name), "", "no slice known of this pod")

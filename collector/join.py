@@ -76,10 +76,11 @@ class Claims:
 
 @dataclass(slots=True)
 class Join:
-    """All slices, and servers whose pod holds none that is known."""
+    """All slices, servers whose pod holds none that is known, and pods (`namespace/name`) that run without one."""
 
     slices: list[SliceRow]
     homeless: list[ServerChannels]
+    uncovered: list[str] = field(default_factory=list)
 
 
 def tenant_of(namespace: str, context: SourceContext) -> str:
@@ -149,7 +150,23 @@ def join_slices(claims: Claims) -> Join:
         else:
             slices += _whole(card, said, claims)
     homeless = _seat_servers(slices, claims.servers)
-    return Join(slices, homeless)
+    return Join(slices, homeless, _uncovered(slices, claims))
+
+
+def _uncovered(slices: Sequence[SliceRow], claims: Claims) -> list[str]:
+    """Return running pods that were granted a card of a node whose cards are seen, and that no exporter names.
+
+    An exporter that did not notice a new instance is silent about it; so is one that names one of several pods.
+    """
+    if claims.kube is None:
+        return []
+    covered = {share.pod_key for share in slices}
+    nodes = {card.node for card in claims.cards}
+    return sorted(
+        pod.key
+        for pod in claims.kube.pods.values()
+        if pod.phase == "Running" and pod.wants_gpu and pod.node in nodes and pod.key not in covered
+    )
 
 
 def _instances(claims: Claims, by_card: Mapping[str, Sequence[Holder]]) -> dict[str, list[str]]:

@@ -161,8 +161,9 @@ def _spread(processes: Iterable[Process], samples: Sequence[Any]) -> None:
     by_pid: dict[int, list[Any]] = {}
     for sample in samples:
         by_pid.setdefault(sample.pid, []).append(sample)
-    windows = max((len(own) for own in by_pid.values()), default=0)
-    for process in processes:
+    listed = list(processes)
+    windows = max((len(by_pid.get(process.pid, ())) for process in listed), default=0)
+    for process in listed:
         own = by_pid.get(process.pid, [])
         process.busy = _mean((one.smUtil for one in own), windows)
         process.encoder = _mean((one.encUtil for one in own), windows)
