@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class Kind(StrEnum):
@@ -66,6 +68,8 @@ class Measurement:
 
     def arrow_schema(self) -> pa.Schema:
         """Columns of a full row: time (ms, UTC), tags (string, not null), fields (float64)."""
+        import pyarrow as pa  # noqa: PLC0415  the command line knows the schema without it
+
         columns = [pa.field("time", pa.timestamp("ms", tz="UTC"), nullable=False)]
         columns += [pa.field(tag, pa.string(), nullable=False) for tag in self.tags]
         columns += [pa.field(field.name, pa.float64()) for field in self.fields]

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperArgument, TyperGroup, TyperOption
 
 from dashboard.cli import app
+from dashboard.cli.index import LazyGroup
 
 _HEAD = """# The `trimtab` command
 
@@ -42,6 +43,8 @@ def markdown() -> str:
 
 def commands(command: Any, path: str = "trimtab") -> Iterator[tuple[str, Any]]:
     """Yield (path, command) of a command and of everything below it."""
+    if isinstance(command, LazyGroup):
+        command.load_all()
     yield path, command
     if isinstance(command, TyperGroup):
         for name, inner in command.commands.items():

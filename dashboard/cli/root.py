@@ -11,33 +11,17 @@ from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
-from typer.core import TyperGroup
 
 from collector.errors import ConfigurationError, TrimtabError
-from dashboard.cli import (
-    analysis,
-    changes,
-    collecting,
-    config,
-    demo,
-    explain,
-    forecasting,
-    importing,
-    output,
-    reporting,
-    rows,
-    serving,
-    tune,
-    tuning,
-    views,
-)
+from dashboard.cli import output
 from dashboard.cli.context import Context, flag
+from dashboard.cli.index import LazyGroup
 
 USAGE = ConfigurationError.exit_code
 INTERRUPTED = 130
 
 
-class RootGroup(TyperGroup):
+class RootGroup(LazyGroup):
     """Takes the global options wherever they stand, so that `trimtab analyze --config x` works as well."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -100,11 +84,6 @@ def root(
 ) -> None:
     """See what shared GPUs really do, and tune them safely."""
     ctx.obj = Context(config=config_file, debug=debug)
-
-
-LOOK = (serving, analysis, explain, forecasting, views, reporting)
-for module in (demo, config, *LOOK, collecting, importing, rows, tune, changes, tuning):
-    module.register(app)
 
 
 def main(args: Sequence[str] | None = None) -> None:
