@@ -29,7 +29,7 @@ _ABSENT = frozenset(
         pynvml.NVML_ERROR_DEPRECATED,
     )
 )
-_LOST = frozenset((pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_GPU_NOT_FOUND))
+_LOST = frozenset((pynvml.NVML_ERROR_GPU_IS_LOST,))
 _GONE = frozenset(
     (
         pynvml.NVML_ERROR_UNINITIALIZED,
@@ -48,6 +48,7 @@ _ADVICE = {
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the library is there but no driver is loaded: modprobe nvidia",
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the driver was replaced under this process: restart it "
     "(and the host, if nvidia-smi fails as well)",
+    pynvml.NVML_ERROR_GPU_NOT_FOUND: "the driver sees no card that it supports: lspci -d 10de: shows what is there",
     pynvml.NVML_ERROR_NO_PERMISSION: "this user may not open /dev/nvidiactl",
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "this driver is too old: nvmlInitWithFlags came with 384",
 }

@@ -57,32 +57,46 @@ _READINGS: dict[str, _Read] = {
 
 @dataclass(frozen=True, slots=True)
 class _FieldId:
-    """A field id with where its value goes. `scope`: which link; all of them here."""
+    """A field id with where its value goes.
+
+    labels: what tells parts of one name apart.
+    scope: which link; `_ALL_LINKS` is their sum.
+    since: the first driver that has the number; before it, it may have meant something else.
+    """
 
     name: str
     number: int
     labels: tuple[tuple[str, str], ...] = ()
     scope: int = 0
+    since: int = 0
 
 
+_LINK_ERRORS = "nvml_nvlink_errors_total"
 # Read in one call. Of two of one name the first that answers counts.
 _FIELDS = (
     _FieldId("nvml_energy_millijoules_total", pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION),
     _FieldId("nvml_memory_temperature_celsius", pynvml.NVML_FI_DEV_MEMORY_TEMP),
-    _FieldId("nvml_pcie_tx_bytes_total", 197),
-    _FieldId("nvml_pcie_rx_bytes_total", 198),
+    _FieldId("nvml_pcie_tx_bytes_total", 197, since=555),
+    _FieldId("nvml_pcie_rx_bytes_total", 198, since=555),
     _FieldId("nvml_nvlink_tx_kibibytes_total", pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, scope=_ALL_LINKS),
     _FieldId("nvml_nvlink_rx_kibibytes_total", pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, scope=_ALL_LINKS),
-    _FieldId("nvml_nvlink_errors_total", 38, (("kind", "crc_flit"),)),
-    _FieldId("nvml_nvlink_errors_total", 45, (("kind", "crc_data"),)),
-    _FieldId("nvml_nvlink_errors_total", 52, (("kind", "replay"),)),
-    _FieldId("nvml_nvlink_errors_total", 59, (("kind", "recovery"),)),
+    _FieldId(_LINK_ERRORS, 38, (("kind", "crc_flit"),)),
+    _FieldId(_LINK_ERRORS, 45, (("kind", "crc_data"),)),
+    _FieldId(_LINK_ERRORS, 52, (("kind", "replay"),)),
+    _FieldId(_LINK_ERRORS, 59, (("kind", "recovery"),)),
     _FieldId("nvml_throttle_power_nanoseconds_total", pynvml.NVML_FI_DEV_PERF_POLICY_POWER),
     _FieldId("nvml_throttle_sync_boost_nanoseconds_total", pynvml.NVML_FI_DEV_PERF_POLICY_SYNC_BOOST),
-    _FieldId("nvml_throttle_sw_thermal_nanoseconds_total", 269),
-    _FieldId("nvml_throttle_hw_thermal_nanoseconds_total", 270),
+    _FieldId("nvml_throttle_sw_thermal_nanoseconds_total", 269, since=580),
+    _FieldId("nvml_throttle_hw_thermal_nanoseconds_total", 270, since=580),
     _FieldId("nvml_throttle_hw_thermal_nanoseconds_total", pynvml.NVML_FI_DEV_PERF_POLICY_THERMAL),
-    _FieldId("nvml_throttle_brake_nanoseconds_total", 271),
+    _FieldId("nvml_throttle_brake_nanoseconds_total", 271, since=580),
+)
+# Since Hopper (driver 525) the sums over all links are gone; each link is asked for.
+_MOST_LINKS = 18
+_OF_EACH_LINK = tuple(
+    _FieldId(_LINK_ERRORS, number, (("kind", kind), ("link", str(link))), scope=link)
+    for number, kind in ((161, "replay"), (162, "recovery"), (163, "crc"))
+    for link in range(_MOST_LINKS)
 )
 # The reasons for low clocks that hold now, one name a field, and the counter of time that goes before it.
 _REASONS = {
@@ -130,13 +144,14 @@ def mig_is_on(handle: Handle) -> bool:
     return mode is not None and mode[0] == 1
 
 
-def read_card(card: Identity, body: Body, facts: Labels) -> None:
+def read_card(card: Identity, body: Body, facts: Labels, driver: int) -> None:
     """Add all figures of a card.
 
     Args:
         card: the card.
         body: takes the samples.
         facts: labels that tell what holds for the whole host, such as the driver's version.
+        driver: the driver's branch, such as 570; 0 where it is not known.
 
     Raises:
         LostCardError: the card is lost.
@@ -153,7 +168,9 @@ def read_card(card: Identity, body: Body, facts: Labels) -> None:
     for name, read in _READINGS.items():
         body.add(name, labels, ask(read, handle))
     _read_remapped_rows(handle, labels, body)
-    found = _read_fields(handle, labels, body)
+    found = _read_fields(handle, labels, body, [one for one in _FIELDS if driver >= one.since])
+    if _LINK_ERRORS not in found and _has_links(handle):
+        _read_fields(handle, labels, body, _OF_EACH_LINK)
     uncounted = [name for name, counter in _REASONS.items() if counter not in found]
     if uncounted:
         reasons = first(ask(read, handle) for read in _READ_REASONS)
@@ -232,12 +249,17 @@ def _read_remapped_rows(handle: Handle, labels: Labels, body: Body) -> None:
         body.add(f"nvml_{name}", labels, rows.map(lambda numbers, place=place: numbers[place]))  # type: ignore[misc]
 
 
-def _read_fields(handle: Handle, labels: Labels, body: Body) -> set[str]:
+def _has_links(handle: Handle) -> bool:
+    links: Answer[Any] = ask(pynvml.nvmlDeviceGetFieldValues, handle, [pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT])
+    return links.value is not None and (field_number(links.value[0]).value or 0) > 0
+
+
+def _read_fields(handle: Handle, labels: Labels, body: Body, fields: Sequence[_FieldId]) -> set[str]:
     """Add what field ids tell; return the names that have a value, or an error in its place."""
-    asked = [(one.number, one.scope) for one in _FIELDS]
+    asked = [(one.number, one.scope) for one in fields]
     values: Answer[Any] = ask(pynvml.nvmlDeviceGetFieldValues, handle, asked)
     done: set[tuple[object, ...]] = set()
-    for place, one in enumerate(_FIELDS):
+    for place, one in enumerate(fields):
         answer = Answer(None, values.reason) if values.value is None else field_number(values.value[place])
         key = (one.name, one.labels)
         if key in done or (answer.value is None and not answer.reason):

@@ -112,6 +112,8 @@ class NvmlSource:
         if count.value is None:
             raise UnreachableError(f"nvml: expected the number of cards, got {count.reason or 'no answer'}")
         facts, grants = _versions(), self._finder.grants()
+        branch = facts.get("driver_version", "").partition(".")[0]
+        driver = int(branch) if branch.isdecimal() else 0
         cards: dict[str, Any] = {}
         gpm_keys: list[Key] = []
         pids: set[int] = set()
@@ -123,7 +125,7 @@ class NvmlSource:
                     body.reject(f"card {index}: {found.reason}", "")
                     continue
                 card = found.value
-                read_card(card, body, facts)
+                read_card(card, body, facts, driver)
                 if mig_is_on(card.handle):
                     keys, own = self._read_instances(card, body, grants)
                 else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -45,6 +45,7 @@ def collect(
     prometheus: Annotated[
         str | None, typer.Option("--prometheus", metavar="URL", help="A Prometheus server to ask instead.")
     ] = None,
+    nvml: Annotated[bool, typer.Option("--nvml", help="Read this host's cards through the NVIDIA driver.")] = False,
     interval: Annotated[
         float | None,
         typer.Option("--interval", metavar="SECONDS", min=1, help="Length of a cycle; else that of [cluster]."),
@@ -54,7 +55,7 @@ def collect(
 ) -> None:
     """Read the sources into the store, again and again until stopped; Ctrl-C loses nothing.
 
-    Without --target or --prometheus the [[source]] tables are read.
+    Without --target, --prometheus or --nvml the [[source]] tables are read.
     """
     from collector.collect import Collector  # noqa: PLC0415  HTTP and Prometheus clients load slowly
 
@@ -63,8 +64,9 @@ def collect(
         raise ConfigurationError("--now speaks of one cycle; expected --once beside it, found none; add --once")
     start_logging(context.settings.log)
     seconds = interval if interval is not None else context.settings.cluster.interval_seconds
-    sources = make_sources(chosen_sources(context.settings, target or [], prometheus), context.settings, seconds)
-    with opened_store(context, read_only=False) as store:
+    chosen = chosen_sources(context.settings, target or [], prometheus, nvml=nvml)
+    sources = make_sources(chosen, context.settings, seconds)
+    with opened_store(context, read_only=False) as store, closed_afterwards(sources):
         state = context.settings.store.path / "collector.json"
         collector = Collector(sources, store, context.clock, seconds, state_path=state)
         if once:
@@ -82,6 +84,16 @@ def collect(
         note("stopped; every row that was read is in the store")
         if stop.by_interrupt:
             raise typer.Exit(130)
+
+
+@contextmanager
+def closed_afterwards(sources: Sequence[Source]) -> Iterator[None]:
+    """Close what sources keep open: connections, threads, the driver's library."""
+    with ExitStack() as stack:
+        for source in sources:
+            if hasattr(source, "close"):
+                stack.callback(source.close)
+        yield
 
 
 @contextmanager
@@ -106,7 +118,9 @@ def retention(store: Store, clock: Clock, stop: threading.Event) -> Iterator[Non
         thread.join()
 
 
-def chosen_sources(settings: Settings, targets: Sequence[str], prometheus: str | None) -> tuple[SourceSettings, ...]:
+def chosen_sources(
+    settings: Settings, targets: Sequence[str], prometheus: str | None, *, nvml: bool = False
+) -> tuple[SourceSettings, ...]:
     """Return what the options name, else the configured tables.
 
     Raises:
@@ -122,9 +136,13 @@ def chosen_sources(settings: Settings, targets: Sequence[str], prometheus: str |
         )
     if prometheus:
         chosen.append(SourceSettings(kind="prometheus", name="prometheus", url=prometheus))
+    if nvml:
+        chosen.append(SourceSettings(kind="nvml", name="nvml"))
     chosen = chosen or list(settings.source)
     if not chosen:
-        raise ConfigurationError("nothing to collect from: expected --target, --prometheus or a [[source]] table")
+        raise ConfigurationError(
+            "nothing to collect from: expected --target, --prometheus, --nvml or a [[source]] table"
+        )
     return tuple(chosen)
 
 

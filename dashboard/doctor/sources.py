@@ -43,7 +43,7 @@ def examine_sources(settings: Settings, now: datetime) -> Iterator[Check]:
     yield from _read(settings, now, answered)
     for topic, source in answered:
         try:
-            for check, found in _exporters(topic, source, settings, table):
+            for check, found in _exporters(topic, source, settings, table, now):
                 yield check
                 families |= found
         except TrimtabError as error:
@@ -54,6 +54,8 @@ def examine_sources(settings: Settings, now: datetime) -> Iterator[Check]:
 def _advice(error: TrimtabError, source: SourceSettings) -> str:
     if not isinstance(error, UnreachableError):
         return "trimtab config check"
+    if source.kind == "nvml":
+        return "does nvidia-smi work on this host? else remove the [[source]] table"
     address = mask_address(source.url or (source.targets[0].url if source.targets else ""))
     return f"{DOWN_ADVICE} curl -sS {address}" if address else DOWN_ADVICE
 
@@ -154,7 +156,7 @@ def _any_present(table: pa.Table, fields: Iterable[str]) -> np.ndarray:
 
 
 def _exporters(
-    topic: str, source: SourceSettings, settings: Settings, table: MappingTable
+    topic: str, source: SourceSettings, settings: Settings, table: MappingTable, now: datetime
 ) -> Iterator[tuple[Check, set[str]]]:
     """Say which exporters are behind each target (a third-party source is not looked into)."""
     if source.kind == "scrape":
@@ -174,6 +176,12 @@ def _exporters(
             yield _detected(topic, mask_address(source.url), [(name, {}) for name in asked.discover()], table)
         finally:
             asked.close()
+    elif source.kind == "nvml":
+        with closing(load_plugin("trimtab.sources", "nvml")(source, _context(settings))) as made:
+            for scrape in made.gather(now):
+                if scrape.body is not None:
+                    said = [(series.name, series.labels) for series in scrape.body.series]
+                    yield _detected(topic, scrape.target.url, said, table)
 
 
 def _detected(topic: str, place: str, series: list[tuple[str, Labels]], table: MappingTable) -> tuple[Check, set[str]]:

@@ -139,7 +139,7 @@ def test_exporters_in_tables_of_their_own_are_joined(
 @pytest.mark.parametrize(
     ("arguments", "code", "expected"),
     [
-        ([], 2, "nothing to collect from: expected --target, --prometheus or a [[source]] table"),
+        ([], 2, "nothing to collect from: expected --target, --prometheus, --nvml or a [[source]] table"),
         (["--target", "node1:9400"], 2, "expected an address such as http://node1:9400/metrics, got 'node1:9400'"),
         (["--target", "http://127.0.0.1:9/metrics", "--once"], 4, "no source gave a row; `trimtab doctor` says why"),
         (["--prometheus", "http://127.0.0.1:9", "--once"], 4, "http://127.0.0.1:9: expected metric names"),

@@ -129,7 +129,7 @@ class Driver:
         self.path = path
         self._library = ctypes.CDLL(str(path))
         self._library.fake_reset()
-        self.version("570.86.10", 12_080)
+        self.version("580.65.06", 13_000)
         self.count = 0
         self._library.fake_number(-1, b"count", ctypes.c_double(0))
 

@@ -90,8 +90,8 @@ def test_facts_of_a_card(driver: Driver, start: Start) -> None:
         "model": "NVIDIA H100 80GB HBM3",
         "ordinal": "0",
         "architecture": "hopper",
-        "driver_version": "570.86.10",
-        "cuda_version": "12.8",
+        "driver_version": "580.65.06",
+        "cuda_version": "13.0",
         "pci_bus_id": "00000000:1B:00.0",
         "mig": "disabled",
         "memory_total_bytes": str(80 * GIB),
@@ -271,3 +271,47 @@ def test_an_old_driver_lacks_functions_and_the_rest_is_read(use_driver: Callable
     absent = ("memory_reserved_bytes", "sm_active_ratio", "rows_remapped_corrected_count")
     assert all(name not in row or math.isnan(row[name]) for name in absent)
     assert {reason.partition(":")[0] for _, _, reason in cycles.rejects()} == {"process not seen here"}
+
+
+@pytest.mark.parametrize(
+    ("version", "pcie", "brake", "thermal"),
+    [
+        ("535.183.01", 1e5, 0.0, 0.5),
+        ("555.42.02", 1e7, 0.0, 0.5),
+        ("575.51.03", 1e7, 0.0, 0.5),
+        ("580.65.06", 1e7, 0.1, 0.05),
+    ],
+)
+def test_a_number_that_meant_something_else_before_is_not_asked_for(
+    driver: Driver, start: Start, *, version: str, pcie: float, brake: float, thermal: float
+) -> None:
+    driver.version(version, 12_000)
+    card = driver.add(HOPPER, **{"field:75": 0, "pcie_throughput:0": 100, "pcie_throughput:1": 100})
+    driver.remove(card, "gpm")
+    cycles = start(driver)
+    cycles.poll()
+    driver.put(card, {"field:197": 5e6 + 6e8, "field:270": 3e9, "field:271": 6e9, "field:75": 30e9, "field:83": 2e6})
+    cycles.poll()
+    assert cycles.value("gpu", "GPU-h100", "pcie_tx_bytes_per_second") == pytest.approx(pcie)
+    assert cycles.value("gpu", "GPU-h100", "throttle_brake_ratio") == pytest.approx(brake)
+    assert cycles.value("gpu", "GPU-h100", "throttle_thermal_ratio") == pytest.approx(thermal)
+
+
+def test_link_errors_since_hopper_are_those_of_each_link(driver: Driver, start: Start) -> None:
+    card = driver.add(
+        HOPPER, **{"field:91": 18, "field:161:3": 10, "field:162:3": 1, "field:163:17": 5, "field:161": 2}
+    )
+    driver.remove(card, "field:38", "field:52")
+    cycles = start(driver)
+    cycles.poll()
+    driver.put(card, {"field:161:3": 12, "field:163:17": 6, "field:161": 6, "field:83": 2e6})
+    cycles.poll()
+    assert cycles.value("gpu", "GPU-h100", "nvlink_error_count") == 2 + 1 + 4
+
+
+def test_a_card_without_links_has_no_link_errors(driver: Driver, start: Start) -> None:
+    driver.add(TURING, **{"field:91": 0, "field:161": 5})
+    cycles = start(driver)
+    cycles.poll()
+    cycles.poll()
+    assert math.isnan(cycles.value("gpu", "GPU-t4", "nvlink_error_count"))

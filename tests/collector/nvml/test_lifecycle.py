@@ -75,12 +75,12 @@ def test_another_driver_after_a_reload_is_an_event_and_nothing_is_counted_across
     cycles = start(driver)
     cycles.poll()
     driver.reload()
-    driver.version("575.51.03", 12_090)
+    driver.version("590.44.01", 13_010)
     driver.put(card, {"field:83": 2_000_000, "remapped_corrected": 3})
     cycles.poll()
     assert cycles.events() == [("version_changed", "GPU-h100")]  # of driver and CUDA together
-    assert cycles.facts("driver_version") == {"GPU-h100": "575.51.03"}
-    assert cycles.facts("cuda_version") == {"GPU-h100": "12.9"}
+    assert cycles.facts("driver_version") == {"GPU-h100": "590.44.01"}
+    assert cycles.facts("cuda_version") == {"GPU-h100": "13.1"}
     for name in ("energy_joules", "pcie_rx_bytes_per_second", "throttle_power_ratio", "ecc_corrected_count"):
         assert math.isnan(cycles.value("gpu", "GPU-h100", name)), name
     assert cycles.value("gpu", "GPU-h100", "rows_remapped_corrected_count") == 2
