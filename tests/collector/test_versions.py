@@ -28,7 +28,7 @@ def test_a_new_driver_is_an_event_and_no_energy_is_counted_across_it(cycles: Cyc
     assert "energy_joules" not in row or math.isnan(row["energy_joules"])
     assert row["rows_remapped_uncorrected_count"] == 2.0  # kept by the card itself
     assert [(e.code, e.message) for e in cycles.batch.events] == [
-        ("version_changed", "driver_version of test/node-a/GPU-1: 550.54 is now 570.86")
+        ("version_changed", "test/node-a/GPU-1: driver_version 550.54 is now 570.86")
     ]
     assert cycles.facts("driver_version") == {"GPU-1": "570.86"}
     cycles.poll(body("570.86", energy=10e6, remapped=2))
