@@ -19,6 +19,7 @@ from collector.window import Window
 from tuner.execute import Executor, Step
 from tuner.model import Group, Knob, KnobEffect, Target
 from tuner.outcome import record_outcome
+from tuner.planner.views import SHARE_KNOB
 from tuner.record import ChangeState, GroupRecord
 from tuner.settings import TunerSettings
 from tuner.state.database import State
@@ -93,18 +94,26 @@ class Ballot:
     voted: bool = True
 
 
+_CANNOT_HURT = Ballot(Verdict.PASS, "its neighbours have less: whatever troubles it is not this change", voted=False)
 EvidenceReader = Callable[[Group, Window, Window], tuple[Sequence[Evidence], Sequence[Evidence]]]
 
 
-def judge(affected: Sequence[Evidence], peers: Sequence[Evidence], *, regression_limit: float) -> Judgement:
+def judge(
+    affected: Sequence[Evidence], peers: Sequence[Evidence], *, regression_limit: float, gives_way: bool = False
+) -> Judgement:
     """Return the verdict on a change.
 
     Args:
         affected: every slice on the cards or pools that were touched, the losers too.
         peers: slices that nothing touched, for what the day did to everybody.
         regression_limit: loss of the share of kept requests that is a fail.
+        gives_way: the change only takes shares from offline work. A service that fares worse since does so in spite of
+            it: setting it back would give its neighbour more.
     """
-    ballots = [(e, ballot(e, peers, regression_limit=regression_limit)) for e in affected]
+    ballots = [
+        (e, _CANNOT_HURT if gives_way and e.online else ballot(e, peers, regression_limit=regression_limit))
+        for e in affected
+    ]
     numbers = {str(e.target): {"says": b.verdict.value, "why": b.reason, **_numbers(e)} for e, b in ballots}
     for verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE):
         found = [f"{e.target}: {b.reason}" for e, b in ballots if b.verdict is verdict]
@@ -231,7 +240,9 @@ def watch(
     affected, peers = read_evidence(
         record.group, Window(record.applied_at - length, record.applied_at), Window(began, now)
     )
-    judgement = judge(affected, peers, regression_limit=settings.regression_limit)
+    own = {e.target for e in affected if e.online}
+    gives_way = all(c.knob == SHARE_KNOB and c.is_decrease and c.target not in own for c in record.group.changes)
+    judgement = judge(affected, peers, regression_limit=settings.regression_limit, gives_way=gives_way)
     over = now >= began + length
     given_up = now >= began + length * (1 + EXTENSIONS)
     body = {"verdict": judgement.verdict.value, "numbers": judgement.numbers}

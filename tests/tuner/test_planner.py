@@ -110,6 +110,21 @@ def test_offline_gives_way_before_the_morning() -> None:
     assert group.changes[0].after == pytest.approx(0.5)  # 1 - 0.46 = 0.54, down to the quantum
 
 
+@pytest.mark.parametrize(
+    ("need", "after"),
+    [
+        (0.17, None),  # the card lacks 2.6 points of the trainer's 70: borne
+        (0.18, 0.63),  # 4.5 points lack: one step that the dead band lets through
+        (0.22, 0.57),  # what is needed is more than that step
+    ],
+)
+def test_giving_way_is_one_step_that_is_worth_a_write(need: float, after: float | None) -> None:
+    online = slice_view("chat", kind="mps", need_lead=need, need_hold=need)
+    offline = slice_view("train", "offline", kind="mps", quota=0.7, effective=0.7)
+    groups = make_plan(world(card(online, offline, sharing="mps")), SETTINGS).groups
+    assert [c.after for g in groups for c in g.changes] == ([] if after is None else [pytest.approx(after)])
+
+
 def test_between_lead_and_hold_nothing_moves() -> None:
     online = slice_view("chat", need_lead=0.1, need_hold=0.24)
     offline = slice_view("train", "offline", quota=0.7, effective=0.7)

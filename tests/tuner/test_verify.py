@@ -96,6 +96,15 @@ def test_a_slice_lowered_while_quiet_proves_nothing() -> None:
     assert verdict(lowered, offline(100, 120)) is PASS
 
 
+def test_a_neighbour_that_took_less_is_not_blamed_for_a_service_in_trouble() -> None:
+    """Set back, the trainer would have more again: just what the service does not need."""
+    suffers, cut = online(kept=0.80), offline(100, 82, quota_ratio=0.8)
+    assert judge([suffers, cut], (), regression_limit=LIMIT).verdict is FAIL
+    assert judge([suffers, cut], (), regression_limit=LIMIT, gives_way=True).verdict is PASS
+    ruined = offline(100, 30, quota_ratio=0.8)
+    assert judge([suffers, ruined], (), regression_limit=LIMIT, gives_way=True).verdict is FAIL
+
+
 def test_what_the_day_does_to_everybody_is_not_ours() -> None:
     bad_day = [online(C, kept=0.90), online(B, kept=0.92), online(A, kept=0.91)]
     assert verdict(online(kept=0.90)) is FAIL
@@ -135,7 +144,9 @@ class Scene:
     def __init__(self, state: State, clock: VirtualClock, folder: Path, wanted: Group | None = None) -> None:
         self.state, self.clock, self.kill_switch = state, clock, folder / "PAUSED"
         values = {"sm_quota_ratio": 0.2, "mig_profile": 1.0}
-        self.backend = backend_with(clock, held(A, values), held(Target("card", "c", "n0", "GPU-0"), values))
+        self.backend = backend_with(
+            clock, held(A, values), held(B, {"sm_quota_ratio": 0.3}), held(Target("card", "c", "n0", "GPU-0"), values)
+        )
         self.lease = Lease(state, "t", clock)
         self.lease.acquire()
         self.executor = Executor(state, self.backend, clock, self.lease, self.kill_switch)
@@ -198,6 +209,13 @@ def test_a_fail_is_rolled_back_at_once_with_its_numbers(scene: Scene) -> None:
     assert list_outcomes(scene.state)[0].verdict == "fail"
     body = entries(scene.state, group_id="g1")[-2].body
     assert body["numbers"]["slice c/n0/GPU-0/a"]["after"]["kept"] == 0.5
+
+
+def test_giving_way_is_kept_though_the_service_fares_worse(state: State, clock: VirtualClock, tmp_path: Path) -> None:
+    scene = Scene(state, clock, tmp_path, group(change(B, 0.3, 0.2)))
+    scene.evidence = [online(kept=0.5), offline(100, 70, quota_ratio=2 / 3)]
+    assert scene.look(6) is ChangeState.VERIFYING
+    assert scene.look(16) is ChangeState.CONFIRMED
 
 
 def test_inconclusive_goes_on_and_is_rolled_back_in_the_end(scene: Scene) -> None:

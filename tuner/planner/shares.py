@@ -47,8 +47,10 @@ def propose_shares(card: CardView, knobs: tuple[Knob, ...], settings: TunerSetti
     room_lead = _room(card, settings, held, hold=False)
     room_hold = _room(card, settings, held, hold=True)
     total = sum(s.quota for s in tunable)
-    if total > room_lead + 1e-9:
-        wanted = _divide(tunable, max(room_lead, 0.0))
+    # Half a dead band of want is borne; beyond it one step is made that the dead band lets through.
+    band = settings.dead_band * total
+    if total - room_lead > max(band / 2, 1e-9):
+        wanted = _divide(tunable, max(min(room_lead, total - band), 0.0))
         why = f"online work on {card.gpu} may need the card back: offline shares fall to {_percent(room_lead)} in all"
     elif known and room_hold > total + 1e-9:
         wanted = _divide(tunable, room_hold)
