@@ -66,7 +66,7 @@ class TargetState:
         self._reader = SeriesReader(target, world)
         self._names = Names()
         self._mig_version = 0
-        self._slots: dict[Series, Slot] = {}
+        self._known: dict[Series, tuple[Slot, tuple[Word, ...]]] = {}
         self._roster: list[Series] = []
         self._places: dict[Series, int] = {}
         self._layout: Arrangement | None = None
@@ -83,7 +83,7 @@ class TargetState:
         wanted = list(series)
         if self.outdated:
             self._layout = None
-            self._slots.clear()
+            self._known.clear()
         if self._layout is None or wanted != self._roster:
             places = self._fitting(wanted) if self._layout is not None else None
             if self._layout is not None and places is not None:
@@ -134,17 +134,19 @@ class TargetState:
         self._world.learn_mig(names)
         if names != self._names:
             self._names = self._reader.names = names
-            self._slots.clear()
+            self._known.clear()
         self._mig_version = self._world.mig_version
-        known = self._slots
-        slots = []
+        known = self._known
+        told = []
         for one in roster:
-            slot = known.get(one)
-            if slot is None:
-                slot = known[one] = self._reader.slot(one)
-            slots.append(slot)
-        if len(known) > 2 * len(slots) + _SLACK:
-            self._slots = dict(zip(roster, slots, strict=True))
+            pair = known.get(one)
+            if pair is None:
+                slot = self._reader.slot(one)
+                pair = known[one] = slot, _words(slot)
+            told.append(pair)
+        if len(known) > 2 * len(told) + _SLACK:
+            self._known = dict(zip(roster, told, strict=True))
+        slots = [slot for slot, _ in told]
         twice = _used_twice(slots)
         if twice:
             refused = sum(slot.uuid in twice for slot in slots)
@@ -155,7 +157,7 @@ class TargetState:
         _collect(result, slots)
         self._layout, self._roster = result, roster
         self._places = {one: place for place, one in enumerate(roster)}
-        self._says = [((_PLACE, place),) if twice else _words(slot) for place, slot in enumerate(slots)]
+        self._says = [((_PLACE, place),) if twice else words for place, (_, words) in enumerate(told)]
         self._ranks = {}
         for part in (part for slot in slots for part in slot.parts):
             self._ranks.setdefault(part.metric, set()).add(part.rank)
