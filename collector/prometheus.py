@@ -1,99 +1,57 @@
-"""A source that asks a Prometheus server, through prometheus-api-client's connection.
-
-Raw samples with their true stamps come from instant queries with a range selector; no evaluation step repeats or
-invents any. Prometheus 2 includes both borders of a range and 3 leaves the first one out: a chunk is asked for a little
-wider than needed and cut to [start, end) here, so that no sample is doubled or lost at a border on either.
-"""
+"""A source that asks a Prometheus server for what the mapping tables know of."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-import orjson
-import requests
-from prometheus_api_client import PrometheusConnect
-from prometheus_api_client.exceptions import PrometheusApiClientException
-from urllib3.util.retry import Retry
-
 from collector.assemble import Assembler, Scrape
 from collector.batch import Batch
-from collector.clock import grid_floor
-from collector.errors import ConfigurationError, UnreachableError
-from collector.exposition import Exposition, Series
+from collector.clock import from_ms, grid_floor, to_ms
+from collector.errors import ConfigurationError
+from collector.masking import mask_address
 from collector.plugins import SourceContext
+from collector.prometheus_api import PrometheusApi, TooMuchError
+from collector.prometheus_cycles import Roster, cycles, gather_samples, renewed
 from collector.protocols import SourceDescription
-from collector.settings import SourceSettings, TargetSettings
+from collector.settings import SourceSettings
 
-_NAMES_A_QUERY = 40
-_CHUNK = timedelta(hours=1)
-_BORDER_SECONDS = 1
 _REDISCOVER_POLLS = 15
-_HEAD = ("__name__", "__replica__")
-
-
-@dataclass(slots=True)
-class _Sampled:
-    """One series of an answer with its samples in time order."""
-
-    series: Series
-    target: TargetSettings
-    times: list[float]
-    values: list[str]
-
-
-@dataclass(slots=True)
-class _Interned:
-    """Series and targets by their label sets, so that the same label set is always the same object."""
-
-    series: dict[bytes, tuple[Series, TargetSettings]] = field(default_factory=dict)
-
-    def get(self, metric: Mapping[str, str]) -> tuple[Series, TargetSettings]:
-        key = orjson.dumps(metric)
-        known = self.series.get(key)
-        if known is None:
-            labels = {name: value for name, value in metric.items() if name not in _HEAD}
-            known = self.series[key] = (Series(metric.get("__name__", ""), labels), _target_of(labels))
-        return known
+_RECENT = timedelta(hours=1)
+_UP = "up"
+# A chunk of a backfill: few cycles at first, then as long as it holds about so many samples (some 50 bytes each).
+_FIRST_CYCLES = 10
+_MOST_SAMPLES = 1_000_000
+_LONGEST_CHUNK = timedelta(hours=6)
 
 
 class PrometheusSource:
     """Reads from Prometheus what the mapping tables know of.
 
     Args:
-        settings: the `[[source]]` table: url, time-out, bearer token.
+        settings: the `[[source]]` table: address, time-out, log-in, `match`.
         context: cluster, interval, declarations, mappings.
+        pause: waits so many seconds before a question is asked again.
 
     Raises:
-        ConfigurationError: no address is given, or it is not HTTP.
+        ConfigurationError: no address is given, it is not HTTP, or a file that the table names cannot be read.
     """
 
-    def __init__(self, settings: SourceSettings, context: SourceContext) -> None:
+    def __init__(
+        self, settings: SourceSettings, context: SourceContext, pause: Callable[[float], None] = time.sleep
+    ) -> None:
         if not settings.url.startswith(("http://", "https://")):
             raise ConfigurationError(
-                f'source "prometheus": expected an address such as http://prometheus:9090, got {settings.url!r}'
+                'source "prometheus": expected an address such as http://prometheus:9090, got '
+                f"{mask_address(settings.url)!r}"
             )
         self._settings = settings
         self._context = context
-        self._url = settings.url.rstrip("/")
-        self._session = requests.Session()
-        headers = {}
-        if settings.bearer_token is not None:
-            headers["Authorization"] = f"Bearer {settings.bearer_token.get_secret_value()}"
-        self._session.headers.update(headers)
-        retry = Retry(total=2, backoff_factor=0.2, status_forcelist=(429, 502, 503, 504), allowed_methods=None)
-        self._connection = PrometheusConnect(
-            url=self._url,
-            headers=headers,
-            session=self._session,
-            retry=retry,
-            timeout=math.ceil(settings.timeout_seconds),
-        )
+        self._api = PrometheusApi(settings, pause)
         self.assembler = Assembler(context)
-        self._interned = _Interned()
+        self._roster = Roster()
         self._names: tuple[str, ...] | None = None
         self._polls = 0
 
@@ -112,55 +70,71 @@ class PrometheusSource:
             UnreachableError: the server does not answer, or answers with an error.
         """
         if self._names is None or self._polls % _REDISCOVER_POLLS == 0:
-            self._names = self.discover()
+            self._names = self.discover(now - _RECENT, now)
         self._polls += 1
-        oldest = now - timedelta(seconds=2 * self._context.interval_seconds)
-        found = self._samples(oldest, now + timedelta(milliseconds=1), (*self._names, "up"))
-        return _newest(found, now)
+        past = timedelta(seconds=2 * self._context.interval_seconds)
+        start, end = now - past, now + timedelta(milliseconds=1)
+        samples = gather_samples(self._api.samples((*self._names, _UP), start, end), self._roster)
+        now_ms = to_ms(now)
+        scrapes = []
+        for _, said, newest in cycles(samples, self._roster, to_ms(start), to_ms(end) - to_ms(start)):
+            for scrape, newest_ms in zip(said, newest.tolist(), strict=True):
+                scrape.age_seconds = max(now_ms - newest_ms, 0) / 1000.0
+                scrapes.append(scrape)
+        self._roster = renewed(self._roster, samples)
+        return sorted(scrapes, key=_address)
 
     def backfill(self, start: datetime, end: datetime) -> Iterator[Batch]:
-        """Yield a batch for each instant of the grid in [start, end), oldest first, an hour of samples in memory.
+        """Yield a batch for each instant of the grid in [start, end), oldest first.
 
-        Counters begin anew: the first increment is unknown.
+        However long the window and large the fleet, one chunk's samples are in memory: it is as long as the one before
+        leads to expect, and asked for again in halves where it holds more. Counters begin anew: the first increment is
+        unknown.
+
+        Raises:
+            UnreachableError: the server does not answer, or answers with an error.
         """
-        names = self.discover()
-        assembler = Assembler(self._context)
+        names = (*self.discover(start, end), _UP)
+        assembler, roster = Assembler(self._context), Roster()
         step = timedelta(seconds=self._context.interval_seconds)
-        chunk_start = grid_floor(start, self._context.interval_seconds)
-        chunk_length = max(_CHUNK // step, 1) * step
-        while chunk_start < end:
-            chunk_end = min(chunk_start + chunk_length, end)
-            found = self._samples(chunk_start, chunk_end, (*names, "up"))
-            cursor = [0] * len(found)
-            instant = chunk_start
-            while instant < chunk_end:
-                scrapes = _within(found, cursor, instant, min(instant + step, chunk_end))
-                if scrapes:
-                    yield assembler.assemble(instant, scrapes)
-                instant += step
-            chunk_start = chunk_end
+        longest = max(_LONGEST_CHUNK // step, 1)
+        length = min(_FIRST_CYCLES, longest)
+        at = grid_floor(start, self._context.interval_seconds)
+        at = at if at >= start else at + step
+        while at < end:
+            stop = min(at + length * step, end)
+            most = {} if length == 1 else {"most": 2 * _MOST_SAMPLES}
+            try:
+                samples = gather_samples(self._api.samples(names, at, stop), roster, **most)
+            except TooMuchError:
+                if length == 1:
+                    raise
+                length //= 2
+                continue
+            for cycle_ms, scrapes, _ in cycles(samples, roster, to_ms(at), to_ms(at + step) - to_ms(at)):
+                yield assembler.assemble(from_ms(cycle_ms), sorted(scrapes, key=_address))
+            at = stop
+            roster = renewed(roster, samples)
+            if 2 * len(samples) < _MOST_SAMPLES:
+                length = min(2 * length, longest)
 
     def describe(self) -> SourceDescription:
         """Say what this source is."""
         return SourceDescription(
             kind="prometheus",
             name=self._settings.name or self._settings.kind,
-            targets=(self._url,),
+            targets=(self._api.place,),
             interval_seconds=self._context.interval_seconds,
         )
 
-    def discover(self) -> tuple[str, ...]:
-        """Return the metric names that the server has and the mapping tables know, sorted.
+    def discover(self, start: datetime | None = None, end: datetime | None = None) -> tuple[str, ...]:
+        """Return the metric names that the server has in a window (None: ever) and the mapping tables know, sorted.
 
         Raises:
             UnreachableError: the server does not answer, or answers with an error.
         """
-        try:
-            there = self._connection.all_metrics()
-        except (requests.RequestException, PrometheusApiClientException) as error:
-            raise UnreachableError(f"{self._url}: expected metric names, got {_text(error)}") from error
         known = set(self.assembler.metric_names)
-        return tuple(sorted(name for name in there if name in known))
+        return tuple(name for name in self._api.names(start, end) if name in known)
 
     def export_state(self) -> dict[str, Any]:
         """Return what a later start needs to go on."""
@@ -172,99 +146,8 @@ class PrometheusSource:
 
     def close(self) -> None:
         """Close the connection."""
-        self._session.close()
-
-    def _samples(self, start: datetime, end: datetime, names: Sequence[str]) -> list[_Sampled]:
-        """Return all samples of the metrics in [start, end)."""
-        seconds = math.ceil((end - start).total_seconds()) + _BORDER_SECONDS
-        found: list[_Sampled] = []
-        for first in range(0, len(names), _NAMES_A_QUERY):
-            group = "|".join(names[first : first + _NAMES_A_QUERY])
-            query = f'{{__name__=~"{group}"}}[{seconds}s]'
-            found += self._cut(self._query(query, end), start.timestamp(), end.timestamp())
-        return found
-
-    def _cut(self, result: Sequence[Mapping[str, Any]], start: float, end: float) -> list[_Sampled]:
-        found = []
-        for one in result:
-            pairs = [pair for pair in one["values"] if start <= pair[0] < end]
-            if pairs:
-                series, target = self._interned.get(one["metric"])
-                found.append(_Sampled(series, target, [pair[0] for pair in pairs], [pair[1] for pair in pairs]))
-        return found
-
-    def _query(self, query: str, at: datetime) -> list[dict[str, Any]]:
-        """Ask for a range of raw samples that ends at `at`."""
-        try:
-            answer = self._session.post(
-                f"{self._url}/api/v1/query",
-                data={"query": query, "time": f"{at.timestamp():.3f}"},
-                timeout=self._settings.timeout_seconds,
-            )
-        except requests.RequestException as error:
-            raise UnreachableError(f"{self._url}: expected an answer, got {_text(error)}") from error
-        try:
-            document = orjson.loads(answer.content)
-        except orjson.JSONDecodeError:
-            raise UnreachableError(f"{self._url}: expected JSON, got HTTP {answer.status_code}") from None
-        if answer.status_code != 200 or document.get("status") != "success":
-            reason = document.get("error", f"HTTP {answer.status_code}")
-            raise UnreachableError(f"{self._url}: expected samples, got {reason}")
-        result: list[dict[str, Any]] = document["data"]["result"]
-        return result
+        self._api.close()
 
 
-def _target_of(labels: Mapping[str, str]) -> TargetSettings:
-    """Return the target that a series was scraped from; its own labels stay with the series."""
-    instance = labels.get("instance", "")
-    job = labels.get("job", "")
-    return TargetSettings(url=f"{job}/{instance}")
-
-
-def _newest(found: Sequence[_Sampled], now: datetime) -> list[Scrape]:
-    """Return one scrape a target, of the newest sample of each series."""
-    return _scrapes(((one, len(one.times) - 1) for one in found), now)
-
-
-def _within(found: Sequence[_Sampled], cursor: list[int], start: datetime, end: datetime) -> list[Scrape]:
-    """Return one scrape a target, of the newest sample of each series in [start, end); cursors move on."""
-    low, high = start.timestamp(), end.timestamp()
-    chosen = []
-    for n, one in enumerate(found):
-        position = cursor[n]
-        while position < len(one.times) and one.times[position] < high:
-            position += 1
-        cursor[n] = position
-        if position and one.times[position - 1] >= low:
-            chosen.append((one, position - 1))
-    return _scrapes(chosen, start)
-
-
-def _scrapes(chosen: Iterable[tuple[_Sampled, int]], at: datetime) -> list[Scrape]:
-    bodies: dict[str, tuple[TargetSettings, list[Series], list[float], list[float]]] = {}
-    down: dict[str, TargetSettings] = {}
-    for one, position in chosen:
-        value = float(one.values[position])
-        key = one.target.url
-        if one.series.name == "up":
-            if value == 0:
-                down[key] = one.target
-            continue
-        entry = bodies.get(key)
-        if entry is None:
-            entry = bodies[key] = (one.target, [], [], [])
-        entry[1].append(one.series)
-        entry[2].append(value)
-        entry[3].append(one.times[position])
-    scrapes = []
-    for key, (target, series, values, times) in bodies.items():
-        if key in down:
-            continue
-        age = max(at.timestamp() - max(times), 0.0)
-        scrapes.append(Scrape(target, Exposition(series, values, metadata=True), age_seconds=age))
-    scrapes += [Scrape(target, None, "Prometheus says that it is down") for target in down.values()]
-    return sorted(scrapes, key=lambda scrape: scrape.target.url)
-
-
-def _text(error: Exception) -> str:
-    return str(error).partition("\n")[0][:200] or type(error).__name__
+def _address(scrape: Scrape) -> str:
+    return scrape.target.url

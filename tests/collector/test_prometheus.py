@@ -104,6 +104,7 @@ def source_of(server: Prometheus, **settings: object) -> PrometheusSource:
             {"kind": "prometheus", "url": server.url + "/", "timeout_seconds": 2, **settings}
         ),
         SourceContext(cluster="test"),
+        pause=lambda _: None,
     )
 
 
@@ -154,7 +155,8 @@ def test_backfill_has_each_sample_once_whatever_the_servers_borders(server: Prom
     assert [row["time"] for row in rows] == [START + timedelta(minutes=n) for n in range(180)]
     assert [row["power_watts"] for row in rows] == [101.0 + 2 * n for n in range(180)]
     assert [row.get("energy_joules") for row in rows] == [None] + [6000.0] * 179
-    assert len(server.queries) == 3  # an hour at a time
+    lengths = [int(re.findall(r"\[(\d+)s", query)[0]) - 1 for query in server.queries]
+    assert lengths == [600, 1200, 2400, 4800, 1800]  # little at first, more where a chunk held little
 
 
 def test_backfill_leaves_out_what_is_not_there_and_stops_before_its_end(server: Prometheus) -> None:
@@ -192,7 +194,7 @@ def test_a_server_that_answers_with_an_error_is_unreachable(server: Prometheus, 
 
 def test_nobody_listening_is_unreachable() -> None:
     settings = SourceSettings(kind="prometheus", url="http://127.0.0.1:9", timeout_seconds=0.2)
-    source = PrometheusSource(settings, SourceContext())
+    source = PrometheusSource(settings, SourceContext(), pause=lambda _: None)
     with pytest.raises(UnreachableError, match="expected metric names"):
         source.poll(START)
     source._names = ("up",)
@@ -204,6 +206,39 @@ def test_nobody_listening_is_unreachable() -> None:
 def test_an_address_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="expected an address such as"):
         PrometheusSource(SourceSettings(kind="prometheus", url="prometheus:9090"), SourceContext())
+
+
+def test_a_series_that_the_newest_scrape_lacks_has_ended(server: Prometheus) -> None:
+    times = [START.timestamp() + second for second in (0, 15, 30, 45)]
+    server.add("up", {"instance": CARD["instance"], "job": "dcgm"}, times, [1.0] * 4)
+    old, new = ({**CARD, "exported_pod": pod, "exported_namespace": "team"} for pod in ("old", "new"))
+    server.add("DCGM_FI_DEV_GPU_UTIL", old, times[:2], [50.0, 51.0])
+    server.add("DCGM_FI_DEV_GPU_UTIL", new, times[2:], [60.0, 61.0])
+    server.add("DCGM_FI_DEV_POWER_USAGE", CARD, [times[3] - 2.5], [100.0])  # stamped by the exporter itself: kept
+    (batch,) = source_of(server).backfill(START, START + timedelta(minutes=1))
+    (row,) = batch.rows["gpu"].to_pylist()
+    assert (row["busy_ratio"], row["power_watts"]) == (0.61, 100.0)
+    assert [one["workload"] for one in batch.rows["slice"].to_pylist()] == ["new"]
+    (polled,) = source_of(server).poll(START + timedelta(seconds=50)).rows["gpu"].to_pylist()
+    assert (polled["busy_ratio"], polled["power_watts"]) == (0.61, 100.0)
+
+
+def test_two_servers_that_scrape_the_same_targets_are_one_picture(server: Prometheus) -> None:
+    for replica, shift in (("a", 0.0), ("b", 7.0)):
+        times = [START.timestamp() + shift + second for second in (0, 30)]
+        labels = {**CARD, "__replica__": replica}
+        server.add("DCGM_FI_DEV_POWER_USAGE", labels, times, [100.0 + shift, 101.0 + shift])
+    (batch,) = source_of(server).backfill(START, START + timedelta(minutes=1))
+    (row,) = batch.rows["gpu"].to_pylist()
+    assert row["power_watts"] == 108.0
+    assert batch.rejects == []
+
+
+def test_a_window_off_the_grid_begins_with_the_first_whole_cycle(server: Prometheus) -> None:
+    fill(server, 3)
+    batches = list(source_of(server).backfill(START + timedelta(seconds=1), START + timedelta(seconds=150)))
+    rows = [batch.rows["gpu"].to_pylist()[0] for batch in batches]
+    assert [(row["time"].minute, row["power_watts"]) for row in rows] == [(1, 103.0), (2, 104.0)]
 
 
 def test_flapping_names_of_a_shared_card_are_one_card(server: Prometheus) -> None:
@@ -221,8 +256,8 @@ def test_a_simulation_behind_a_prometheus_says_so(server: Prometheus) -> None:
     fill(server, 2)
     batch = source_of(server).poll(START + timedelta(minutes=1))
     assert [fact for fact in batch.facts if fact.name == "simulated"] == []
-    times = [START.timestamp() + 30, START.timestamp() + 90]
-    server.add("trimtab_simulated", {"cluster": "demo", "instance": CARD["instance"], "job": "dcgm"}, times, [1.0, 1.0])
+    times = [START.timestamp() + second for second in (0, 30, 60, 90)]
+    server.add("trimtab_simulated", {"cluster": "demo", "instance": CARD["instance"], "job": "dcgm"}, times, [1.0] * 4)
     source = source_of(server)
     (fact,) = [f for f in source.poll(START + timedelta(minutes=1)).facts if f.name == "simulated"]
     assert (fact.subject.kind, fact.value) == ("cluster", "true")
