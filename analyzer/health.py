@@ -89,7 +89,7 @@ class HealthDetector:
         return pd.DataFrame([{"how": "", "withheld": "", **row} for row in rows], columns=_COLUMNS)
 
     def _presence(self, partition: Partition) -> list[dict[str, Any]]:
-        found = cards(partition)
+        found = [card for card in cards(partition) if not card.nameless]
         step = partition.interval_seconds
         own_rows = partition.node_rows["time"]
         start_ms = to_ms(partition.window.start)

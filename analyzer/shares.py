@@ -12,6 +12,7 @@ Matrices are (T intervals, S holdings); ratios are of the whole card; NaN is abs
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -26,7 +27,7 @@ from analyzer.mig import board_of
 from analyzer.protocols import Partition
 from collector.clock import to_ms
 from collector.gpu_models import gpu_model
-from collector.schema import NOBODY, UNKNOWN
+from collector.schema import GPU, NOBODY, UNKNOWN
 
 Matrix = npt.NDArray[np.float64]  # (T, S)
 Vector = npt.NDArray[np.float64]  # (T,)
@@ -75,6 +76,7 @@ class Card:
     _slice_columns: np.ndarray
     _wished: dict[str, float]  # pod -> share of a card that it asked for
     _profile_share: dict[str, float]  # MIG profile -> share of the card's SMs
+    nameless: bool = False  # others count it and no exporter ever showed it
 
     @property
     def intervals(self) -> int:
@@ -101,15 +103,18 @@ class Card:
 
     @cached_property
     def observed(self) -> np.ndarray:
-        """Return where the card itself had a row, (T,)."""
+        """Return where the card itself had a row that tells more than how old it is, (T,)."""
         out = np.zeros(self.intervals, dtype=bool)
-        out[self._gpu_bins] = True
+        told = [name for name in GPU.field_names if name in self._gpu_rows and name != "source_age_seconds"]
+        out[self._gpu_bins[self._gpu_rows[told].notna().any(axis=1).to_numpy(bool)]] = True
         return out
 
     @cached_property
     def newest(self) -> int:
-        """Return the index of the last interval in which the card or a slice of it had a row; -1: none."""
-        where = np.flatnonzero(self.observed | np.asarray(self.present.any(axis=1)))
+        """Return the index of the last interval in which the card or a slice of it had any row; -1: none."""
+        rows = np.asarray(self.present.any(axis=1))
+        rows[self._gpu_bins] = True
+        where = np.flatnonzero(rows)
         return int(where[-1]) if len(where) else -1
 
     @cached_property
@@ -282,7 +287,10 @@ def _bins(frame: pd.DataFrame, start_ms: int, step_ms: float, count: int) -> np.
 
 
 def cards(partition: Partition) -> list[Card]:
-    """Return the cards of a node, sorted by name: those with rows, and those that only facts know."""
+    """Return the cards of a node, sorted by name: those with rows, those that only facts know, and nameless ones.
+
+    Nameless are cards that a scheduler or the PCI bus counts and no exporter ever showed: they belong to the capacity.
+    """
     facts = partition.facts
     start_ms = to_ms(partition.window.start)
     step_ms = partition.interval_seconds * 1000
@@ -298,7 +306,9 @@ def cards(partition: Partition) -> list[Card]:
     described = {name: hardware_spans(facts, "slice", name) for name in ("kind", "profile", "pod")}
     wished = _wished_shares(requests(facts))
     found = []
-    for gpu in sorted({*rows, *parts, *named["gpu"]}):
+    nameless = [f"unobserved-{n + 1}" for n in range(_unobserved(facts, partition))]
+    usual = Counter(models[key] for key in models if key[:2] == (partition.cluster, partition.node)).most_common(1)
+    for gpu in [*sorted({*rows, *parts, *named["gpu"]}), *nameless]:
         key = (partition.cluster, partition.node, gpu, "")
         gpu_rows = partition.gpu.iloc[rows.get(gpu, [])]
         slice_rows = partition.slice.iloc[parts.get(gpu, [])]
@@ -307,7 +317,7 @@ def cards(partition: Partition) -> list[Card]:
         present = np.zeros((count, len(holdings)), dtype=bool)
         present[slice_bins, columns] = True
         profiles = sorted({h.profile for h in holdings if h.kind == "mig" and h.profile})
-        model = models.get(key, "")
+        model = models.get(key, usual[0][0] if gpu in nameless and usual else "")
         board = board_of(model, profiles)
         found.append(
             Card(
@@ -327,10 +337,25 @@ def cards(partition: Partition) -> list[Card]:
                 _slice_bins=slice_bins,
                 _slice_columns=columns,
                 _wished=wished,
+                nameless=gpu in nameless,
                 _profile_share={p: board.sm_share(p)[0] for p in profiles if board and p in board.profiles},
             )
         )
     return found
+
+
+def _unobserved(facts: pd.DataFrame, partition: Partition) -> int:
+    """Return how many cards of a node are counted and never shown, as of the window's end."""
+    told = facts[
+        (facts["kind"] == "node")
+        & (facts["name"] == "unobserved_cards")
+        & (facts["cluster"] == partition.cluster)
+        & (facts["node"] == partition.node)
+        & (facts["from"] < partition.window.end)
+        & (facts["to"].isna() | (facts["to"] >= partition.window.end))
+    ]
+    value = to_float(told.sort_values("from", kind="stable")["value"].iloc[-1]) if len(told) else 0.0
+    return int(value) if value > 0 else 0
 
 
 def _sm_count(fact: str | None, model: str) -> float:

@@ -19,13 +19,14 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from collector.batch import Batch, Severity, Subject
+from collector.card_watch import CardWatch
 from collector.clock import to_ms
 from collector.counters import CounterBook
 from collector.cycle import Numbers, Plan, check_profiles, correct_cards, correct_shares, evaluate, lay_out
 from collector.demand import SchedulerState
 from collector.exposition import Exposition, Series
 from collector.facts import FactBook, describe_cards, describe_pods, describe_slices, learn_memory
-from collector.health import CardWatch, TargetWatch, XidWatch
+from collector.health import TargetWatch, XidWatch
 from collector.join import Claims, Join, SliceRow, join_slices
 from collector.kube import KubeState, read_kube_state
 from collector.layout import Registry
@@ -36,7 +37,9 @@ from collector.queues import QueueBook, read_queues
 from collector.report import Report
 from collector.rows import (
     QUOTA_COLUMNS,
+    SLICE_INDEX,
     CardTable,
+    SliceTable,
     add_cards,
     add_flops,
     add_hosts,
@@ -66,6 +69,8 @@ Bools = NDArray[np.bool_]
 SIMULATED_METRIC = "trimtab_simulated"
 
 _PLANS_KEPT = 8
+_ACTIVITY = [SLICE_INDEX[name] for name in ("sm_active_ratio", "engine_active_ratio")]
+_AT_WORK = 0.1
 _NO_BODY = Exposition(metadata=True)  # of a scheduler that answered: no text, and nothing wrong
 
 
@@ -165,10 +170,12 @@ class Assembler:
         self._kube_parts: dict[str, tuple[Exposition, list[tuple[str, Series, float]]]] = {}
         self._schedulers = SchedulerBoard()
         self._slices = index_slices(Join([], []), context.cluster, {})
+        self._busy_servers: frozenset[str] = frozenset()  # targets of servers whose slices were at work
         self._said: object = None
         self._layouts: tuple[Arrangement, ...] = ()
         self._joined_layouts: tuple[Arrangement, ...] = ()
         self._flapping: frozenset[str] = frozenset()
+        self._shared: tuple[tuple[Arrangement, ...], frozenset[str]] = ((), frozenset())
         self._cards: CardTable | None = None
         self._board = ServerBoard([], [], [])
         self._hosts = NodeBoard([], np.zeros(0, dtype=np.int64))
@@ -218,8 +225,9 @@ class Assembler:
         xids = _xids(live, raw)
         self._xids.observe(xids, self._world.cards, report)
         correct_cards(numbers, cards, self._world.registry, report)
-        shown = {one.state.key: (one.layout.uuids, one.scrape.age_seconds) for one in live}
+        shown = {one.state.key: (one.layout, one.scrape.age_seconds) for one in live}
         ages = self._card_watch.observe(cards, numbers, shown, report)
+        self._compare_counts(live, now, report)
         if changed:
             learn_memory(self._facts, cards, numbers)
         changed |= self._join(live, cards, again=changed)
@@ -227,7 +235,7 @@ class Assembler:
             self._seat_servers()
         correct_shares(numbers, self._slices.join.slices, report)
         batch = Batch()
-        add_cards(batch, self._cards, numbers, ages, now_ms)
+        add_cards(batch, self._cards, numbers, ages, now_ms, frozen=self._card_watch.frozen)
         add_hosts(batch, self._hosts, numbers, self.context, now_ms=now_ms)
         self._release(batch)
         changed |= self._add_slices(now, numbers, ages, batch)
@@ -295,10 +303,14 @@ class Assembler:
                 memory.layout, memory.places = memory.state.arrange(series)
                 memory.series = series
                 self._simulated = self._simulated or any(one.name == SIMULATED_METRIC for one in series)
+            must_move = memory.layout.must_move or key in self._busy_servers
+            if self._target_watch.frozen(scrape.target, scrape.body, report, must_move=must_move):
+                report.reject(report.target(scrape.target), "", "stale", len(series))
+                continue
             if self._target_watch.same_machine(scrape.target, memory.layout, report):
                 live.append(_Live(memory, memory.state, scrape, scrape.body, memory.layout, offset, memory.places))
                 offset += memory.layout.size
-                self._target_watch.clock(scrape.target, scrape.body, report)
+                scrape.age_seconds = scrape.age_seconds or self._target_watch.clock(scrape.target, scrape.body, report)
                 if memory.layout.rejects:
                     report.reject_all(report.target(scrape.target), memory.layout.rejects)
         return live
@@ -433,6 +445,23 @@ class Assembler:
         self._slices = index_slices(join, self.context.cluster, memory)
         return True
 
+    def _compare_counts(self, live: Sequence[_Live], now: datetime, report: Report) -> None:
+        """Compare how many cards each source counts, and tell of what no exporter shows; end the facts of who left."""
+        for uuid in self._card_watch.departed:
+            self._facts.end_card(uuid, now)
+        self._card_watch.departed.clear()
+        counted = self._schedulers.counted(self._kube, self._shared_nodes(live))
+        unseen = self._card_watch.census.compare(counted, self._card_watch.counts(), report) if counted else {}
+        self._facts.unobserved_cards(unseen, now)
+
+    def _shared_nodes(self, live: Sequence[_Live]) -> frozenset[str]:
+        """Return nodes whose cards a vGPU layer shares out, as its own exporters show."""
+        if self._shared[0] is not self._layouts:
+            layered = ("container", "allocation")
+            nodes = {h.node for one in live for h in one.layout.holders if h.origin in layered}
+            self._shared = self._layouts, frozenset(nodes)
+        return self._shared[1]
+
     def _tell(self, now: datetime, cards: Sequence[Card]) -> None:
         describe_cards(self._facts, cards, now)
         describe_slices(self._facts, self._slices.join.slices, self._quotas, self._kube, now)
@@ -447,6 +476,7 @@ class Assembler:
             had, self._quotas = len(self._quotas) > 0, self._quotas[:0]
             return had
         matrix = slice_matrix(table, numbers)
+        self._busy_servers = _at_work(table, matrix)
         self._board.read(numbers, self.context.interval_seconds, matrix)
         add_flops(table, matrix)
         keep = any_value(matrix)
@@ -590,6 +620,15 @@ def _xids(live: Sequence[_Live], raw: Floats) -> list[tuple[XidReading, float]]:
         if one.memory.xids.moved(one.layout, values) or one.layout.new_xids:
             readings += zip(one.layout.xids, values.tolist(), strict=True)
     return readings
+
+
+def _at_work(table: SliceTable, matrix: Floats) -> frozenset[str]:
+    """Return targets of servers whose slices' own counters show work, where a server's own would have to move."""
+    pairs = server_pairs(table)
+    if not pairs:
+        return frozenset()
+    busy = np.asarray((matrix[:, _ACTIVITY] > _AT_WORK).any(axis=1))
+    return frozenset(server.target for n, server in pairs if busy[n])
 
 
 def _reject_homeless(join: Join, report: Report) -> None:

@@ -76,14 +76,14 @@ class SchedulerState:
     asks: by key; queues: as they speak of themselves.
     pools: `namespace/queue` that pods name -> the pool that grants to it.
     owners: (namespace, kind, name) of what owns pods -> key of the ask that waited for them.
-    cards: node -> physical cards, by the scheduler's word.
+    cards: who counts (`Slurm`, `the PCI bus`) -> node -> physical cards.
     """
 
     asks: dict[str, Ask] = field(default_factory=dict)
     queues: list[QueueState] = field(default_factory=list)
     pools: dict[str, str] = field(default_factory=dict)
     owners: dict[tuple[str, str, str], str] = field(default_factory=dict)
-    cards: dict[str, float] = field(default_factory=dict)
+    cards: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 def merged_states(states: Iterable[SchedulerState]) -> SchedulerState:
@@ -94,5 +94,6 @@ def merged_states(states: Iterable[SchedulerState]) -> SchedulerState:
         whole.queues += state.queues
         whole.pools |= state.pools
         whole.owners |= state.owners
-        whole.cards |= state.cards
+        for who, nodes in state.cards.items():
+            whole.cards[who] = whole.cards.get(who, {}) | nodes
     return whole

@@ -58,6 +58,7 @@ class FactBook:
         self._notes: tuple[KubeState | None, dict[tuple[str, str], dict[str, str]]] = (None, {})
         self._declared: dict[tuple[str, str], tuple[Mapping[str, str], ResolvedWorkload]] = {}
         self._promised: dict[tuple[str, str], Mapping[str, str]] = {}
+        self._unobserved: set[str] = set()
         self._waiting_since: dict[str, datetime] = {}
         self._quantities: dict[Subject, Quantity] = {}
         self._slices: dict[Subject, dict[str, tuple[str, Provenance]]] = {}
@@ -83,6 +84,20 @@ class FactBook:
         """End a fact that was told."""
         if self._told.pop((subject, name), None) is not None:
             self._facts.append(Fact(subject, name, None, at))
+
+    def end_card(self, uuid: str, at: datetime) -> None:
+        """End all that was told of a card that left."""
+        for subject, name in [key for key in self._told if key[0].kind == "gpu" and key[0].gpu == uuid]:
+            self.end(subject, name, at)
+        self._memory.pop(uuid, None)
+
+    def unobserved_cards(self, counts: Mapping[str, int], at: datetime) -> None:
+        """Tell, by node, of cards that others count and no exporter ever showed: they stay in capacity."""
+        for node in self._unobserved - counts.keys():
+            self.end(Subject("node", self._context.cluster, node), "unobserved_cards", at)
+        for node, count in counts.items():
+            self.tell(Subject("node", self._context.cluster, node), "unobserved_cards", str(count), at)
+        self._unobserved = set(counts)
 
     def drain(self) -> tuple[list[Fact], list[Event], list[Reject]]:
         """Return what came up since the last call."""
@@ -200,6 +215,7 @@ class FactBook:
         """Go on from `to_json`."""
         for *parts, name, value in state.get("told", ()):
             self._told[Subject(*parts), name] = value
+        self._unobserved = {subject.node for subject, name in self._told if name == "unobserved_cards"}
         for *parts, names in state.get("slices", ()):
             self._slices[Subject(*parts)] = dict.fromkeys(names, ("", "measured"))
 

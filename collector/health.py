@@ -1,4 +1,4 @@
-"""Targets and cards that come and go, errors that cards report, sources that stand still."""
+"""Targets that come and go, that stand still, or are not who they were; errors that cards report."""
 
 from __future__ import annotations
 
@@ -12,28 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector.batch import Severity, Subject
-from collector.cycle import Numbers
 from collector.exposition import Exposition
-from collector.kube import KubeState
-from collector.layout import FIELD_INDEX
 from collector.masking import mask_address
 from collector.plugins import SourceContext
 from collector.report import Report
 from collector.settings import TargetSettings
-from collector.slots import Card, Holder, XidReading, target_key
+from collector.slots import Card, XidReading, target_key
 from collector.targets import Arrangement
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
-STALE_POLLS = 10  # a source whose ever-changing values stood still for so many polls is frozen
-_LOST_AFTER = 2  # polls without a card before it is called lost
-_FLAPPING_POLLS = 10
 _MACHINES = 2  # changes of machine under one address before it is refused
-
-_ENERGY = FIELD_INDEX["energy_joules"]
-_MOVING = np.array([FIELD_INDEX[name] for name in ("power_watts", "sm_clock_hertz", "temperature_celsius")])
-_BUSY, _ENGINE = FIELD_INDEX["busy_ratio"], FIELD_INDEX["engine_active_ratio"]
 
 # What the driver's documentation calls fatal for the card, and what it calls an application's or a passing error.
 _CRITICAL_XIDS = frozenset((48, 54, 62, 64, 74, 79, 95, 110, 119, 120, 121, 140, 143, 155, 156))
@@ -58,6 +47,19 @@ class _TargetMemory:
     uuids: frozenset[str] = frozenset()
     moves: int = 0
     denied: dict[str, str] = field(default_factory=dict)
+    values: Floats | None = None
+    still: int = 0
+
+
+# What must move and stands still for so many polls, and so long, is frozen. An exporter that samples each 30 s (as
+# dcgm-exporter does) repeats itself when it is asked more often: four of its own steps are no accident.
+_STALE_POLLS = 10
+_STALE_SECONDS = 120.0
+
+
+def still_polls(interval_seconds: float) -> int:
+    """Return how many polls what must move may stand still before its source counts as frozen."""
+    return max(_STALE_POLLS, math.ceil(_STALE_SECONDS / interval_seconds))
 
 
 class TargetWatch:
@@ -108,17 +110,51 @@ class TargetWatch:
         report.reject(report.target(target), "", "several machines behind one address", count)
         return False
 
-    def clock(self, target: TargetSettings, body: Exposition, report: Report) -> None:
-        """Tell, once, of a target whose explicit timestamps are more than an interval off."""
+    def frozen(self, target: TargetSettings, body: Exposition, report: Report, *, must_move: bool) -> bool:
+        """Say whether a target repeats one text although something in it must move; events tell of a change.
+
+        Args:
+            target: who answered.
+            body: what it said.
+            report: takes the events.
+            must_move: it has a clock or a counter of its own work, or its servers' slices are at work.
+        """
         memory = self._targets[target_key(target)]
-        skewed = False
+        before = self._is_frozen(memory)
+        values = np.asarray(body.values, dtype=np.float64) if must_move else None
+        same = (
+            values is not None and memory.values is not None and np.array_equal(values, memory.values, equal_nan=True)
+        )
+        memory.values, memory.still = values, memory.still + 1 if same else 0
+        now = self._is_frozen(memory)
+        place = mask_address(target.url)
+        if now and not before:
+            polls = memory.still + 1
+            message = f"{place}: {polls} answers in a row are the same, counters and clocks too: a frozen source"
+            report.event(report.target(target), "source_frozen", Severity.ERROR, message)
+        if before and not now:
+            report.event(report.target(target), "source_moves", Severity.INFO, f"{place}: its values move again")
+        return now
+
+    def _is_frozen(self, memory: _TargetMemory) -> bool:
+        return memory.still >= still_polls(self._context.interval_seconds)
+
+    def clock(self, target: TargetSettings, body: Exposition, report: Report) -> float:
+        """Return how old a target's values are by their explicit timestamps, in seconds; 0 without them.
+
+        One whose timestamps are more than two intervals off is told of, once: its clock is wrong, or its values old.
+        """
+        memory = self._targets[target_key(target)]
+        skewed, age = False, 0.0
         if body.stamps_ms:
             offset = float(np.median(list(body.stamps_ms.values()))) / 1000.0 - report.now.timestamp()
             skewed = abs(offset) > 2 * self._context.interval_seconds
+            age = max(-offset, 0.0) if len(body.stamps_ms) > len(body.series) // 2 else 0.0
             if skewed and not memory.skewed:
                 message = f"{mask_address(target.url)}: its timestamps are {offset:+.0f} s from the collector's clock"
                 report.event(report.target(target), "clock_skew", Severity.WARNING, message)
         memory.skewed = skewed
+        return age
 
     def denied(self, target: TargetSettings, parts: Mapping[str, str], report: Report) -> None:
         """Tell, once, of parts of a source that answer no: a right that is missing, or an error of theirs."""
@@ -140,152 +176,6 @@ class TargetWatch:
         """Go on from `to_json`."""
         for key, up in state.items():
             self._targets[key] = _TargetMemory(up=up)
-
-
-@dataclass(slots=True)
-class _CardMemory:
-    target: str
-    node: str
-    missing: int = 0
-    lost: bool = False
-    holders: list[str] = field(default_factory=list)
-    flapping_until: int = 0
-
-
-class CardWatch:
-    """Cards that vanish, come back, or whose values stand still."""
-
-    def __init__(self, context: SourceContext) -> None:
-        self._context = context
-        self._cards: dict[str, _CardMemory] = {}
-        self._shown: dict[str, frozenset[str]] = {}
-        self._some_gone = True  # a card is missing or lost, as far as is known
-        self._watched: Sequence[Card] = ()
-        self._moving: Floats = np.empty((0, len(_MOVING)))  # last values of the watched cards
-        self._rows: Ints = np.empty(0, dtype=np.int64)
-        self._still: Ints = np.empty(0, dtype=np.int64)  # for how many polls each of them stood still
-        self._poll = 0
-
-    def observe(
-        self,
-        cards: Sequence[Card],
-        numbers: Numbers,
-        targets: Mapping[str, tuple[frozenset[str], float]],
-        report: Report,
-    ) -> dict[str, float]:
-        """Note the present cards and return the age of what is said of each, in seconds; strike out frozen values.
-
-        Args:
-            cards: cards with samples.
-            numbers: the cycle's numbers; values of a frozen card become NaN.
-            targets: a target that answered -> the cards it shows, and the age of its values.
-            report: takes the events and rejects.
-        """
-        self._poll += 1
-        ages: dict[str, float] = {}
-        for key, (uuids, age) in targets.items():
-            if self._some_gone or self._shown.get(key) is not uuids:
-                for uuid in uuids:
-                    memory = self._cards.get(uuid)
-                    if memory is None or memory.missing or memory.lost:
-                        self._seen(uuid, key, report)
-            if age:
-                ages.update((uuid, max(ages.get(uuid, 0.0), age)) for uuid in uuids)
-        self._watch(cards)
-        for n in self._frozen(numbers):
-            card = cards[n]
-            row = numbers.matrix[card.row]
-            count = int((~np.isnan(row)).sum())
-            row[:] = np.nan
-            report.reject(report.card(card), "", "stale", count)
-            ages[card.uuid] = ages.get(card.uuid, 0.0) + int(self._still[n]) * self._context.interval_seconds
-        shown = {key: uuids for key, (uuids, _) in targets.items()}
-        same = shown.keys() == self._shown.keys() and all(self._shown[key] is uuids for key, uuids in shown.items())
-        if self._some_gone or not same:
-            self._missing(targets, report)
-        self._shown = shown
-        return ages
-
-    def flapping(self, holders: Sequence[Holder], kube: KubeState | None) -> frozenset[str]:
-        """Return cards whose only named holder changes to and fro: the exporter names one of several at random."""
-        named: dict[str, set[str]] = {}
-        for holder in holders:
-            if holder.origin == "device" and not holder.instance and not holder.shared:
-                named.setdefault(holder.uuid, set()).add(f"{holder.namespace}/{holder.pod}")
-        found = set()
-        for uuid, pods in named.items():
-            memory = self._cards.get(uuid)
-            if memory is None or len(pods) != 1:
-                continue
-            pod = next(iter(pods))
-            if not memory.holders or memory.holders[-1] != pod:
-                alive = kube is None or all(p in kube.pods for p in memory.holders[-1:])
-                if pod in memory.holders and alive:
-                    memory.flapping_until = self._poll + _FLAPPING_POLLS
-                memory.holders = [*memory.holders[-3:], pod]
-            if memory.flapping_until >= self._poll:
-                found.add(uuid)
-        return frozenset(found)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what a later start needs."""
-        return {uuid: [m.target, m.node, m.lost] for uuid, m in self._cards.items()}
-
-    def load_json(self, state: Mapping[str, Any]) -> None:
-        """Go on from `to_json`."""
-        for uuid, (target, node, lost) in state.items():
-            self._cards[uuid] = _CardMemory(target, node, lost=lost)
-
-    def _seen(self, uuid: str, target: str, report: Report) -> _CardMemory:
-        memory = self._cards.get(uuid)
-        if memory is None:
-            memory = self._cards[uuid] = _CardMemory(target, "")
-        if memory.lost:
-            subject = Subject("gpu", report.cluster, memory.node, uuid)
-            report.event(subject, "card_returned", Severity.INFO, f"{uuid} has samples again")
-        memory.target, memory.missing, memory.lost = target, 0, False
-        return memory
-
-    def _missing(self, targets: Mapping[str, tuple[frozenset[str], float]], report: Report) -> None:
-        """Tell of cards without samples although their target answers."""
-        for uuid, memory in self._cards.items():
-            answer = targets.get(memory.target)
-            if memory.lost or answer is None or uuid in answer[0]:
-                continue
-            if any(uuid in shown for shown, _ in targets.values()):
-                continue
-            memory.missing += 1
-            if memory.missing >= _LOST_AFTER:
-                memory.lost = True
-                subject = Subject("gpu", report.cluster, memory.node, uuid)
-                message = f"{uuid} has no samples although its target answers: lost, or replaced"
-                report.event(subject, "card_lost", Severity.CRITICAL, message)
-        self._some_gone = any(memory.missing or memory.lost for memory in self._cards.values())
-
-    def _watch(self, cards: Sequence[Card]) -> None:
-        """Watch these cards; those that were watched before keep what is known of them."""
-        if cards is self._watched:
-            return
-        known = {card.uuid: n for n, card in enumerate(self._watched)}
-        moving, still = np.full((len(cards), len(_MOVING)), np.nan), np.zeros(len(cards), dtype=np.int64)
-        for n, card in enumerate(cards):
-            self._cards[card.uuid].node = card.node
-            before = known.get(card.uuid)
-            if before is not None:
-                moving[n], still[n] = self._moving[before], self._still[before]
-        self._watched, self._moving, self._still = cards, moving, still
-        self._rows = np.array([card.row for card in cards], dtype=np.int64)
-
-    def _frozen(self, numbers: Numbers) -> list[int]:
-        """Return which watched cards stand still: no energy, or the same power, clock and heat under load."""
-        matrix = numbers.matrix[self._rows]
-        energy, moving = matrix[:, _ENERGY], matrix[:, _MOVING]
-        loaded = (matrix[:, _BUSY] > 0.1) | (matrix[:, _ENGINE] > 0.1)
-        same = (moving == self._moving).all(axis=1)  # NaN is equal to nothing
-        moved = np.where(np.isnan(energy), ~(same & loaded), (energy > 0) | ~same)
-        self._moving, self._still = moving, np.where(moved, 0, self._still + 1)
-        frozen: list[int] = np.flatnonzero(self._still >= STALE_POLLS).tolist()
-        return frozen
 
 
 class XidWatch:

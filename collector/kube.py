@@ -100,11 +100,15 @@ class KubeState:
         """Return what the node's label says of sharing: `mps`, `time-slicing`, or an empty text."""
         return self.node_labels.get(node, {}).get("label_nvidia_com_gpu_sharing_strategy", "")
 
-    def cards_of(self, node: str) -> float:
+    def cards_of(self, node: str, *, shared: bool = False) -> float:
         """Return how many physical cards the scheduler counts on a node; NaN where it does not tell.
 
         The label of GPU feature discovery counts them; else capacity does, of which time slicing makes so many units
         of each card. Allocatable alone would shrink with each card that is sick.
+
+        Args:
+            node: its name.
+            shared: a layer of its own shares the cards out (a vGPU scheduler): capacity counts its units.
         """
         labels = self.node_labels.get(node, {})
         count = labels.get(_COUNT, "")
@@ -114,10 +118,10 @@ class KubeState:
         if any(mig_profile(name) for name, value in resources.items() if value > 0):
             return math.nan  # instances, of how many cards is not said
         units = [resources[name] for name in _WHOLE_RESOURCES if name in resources]
-        if not units:
-            return math.nan
         replicas = labels.get(_REPLICAS, "")
-        return sum(units) / max(int(replicas), 1) if replicas.isdigit() else sum(units)
+        if not replicas.isdigit() and (shared or self.sharing_strategy(node) or "nvidia_com_gpu_shared" in resources):
+            return math.nan
+        return sum(units) / max(int(replicas or 1), 1) if units else math.nan
 
     def workload(self, namespace: str, name: str) -> str:
         """Return the workload of a pod: a label first, then its owner, then its name without hashes."""

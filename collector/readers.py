@@ -111,7 +111,8 @@ class SeriesReader:
         card.ordinal = card.ordinal or place.index
         slot.described = self._described(labels, exporter, uuid)
         slot.card, slot.uuid, slot.index = card.number, uuid, place.index
-        slot.hostname = "" if self._target.node else pick(labels, exporter.node)
+        slot.exporter, slot.host = exporter.exporter, pick(labels, exporter.node)
+        slot.hostname = "" if self._target.node else slot.host
         slot.instance, slot.profile = instance, place.profile
         namespace, pod, container = _holder_names(labels, exporter)
         labelled = bool(pod) and not instance

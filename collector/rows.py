@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -162,10 +162,23 @@ def fill_constants(table: SliceTable, numbers: Numbers, matrix: Floats, ages: Ma
     matrix[:, _SLICE_AGE] = [ages.get(share.card.uuid, 0.0) for share in table.join.slices] if ages else 0.0
 
 
-def add_cards(batch: Batch, table: CardTable, numbers: Numbers, ages: Mapping[str, float], now_ms: int) -> None:
-    """Add one `gpu` row a card that has any value; `ages` are in seconds, of cards whose values are not of now."""
+def add_cards(
+    batch: Batch,
+    table: CardTable,
+    numbers: Numbers,
+    ages: Mapping[str, float],
+    now_ms: int,
+    *,
+    frozen: Collection[str] = (),
+) -> None:
+    """Add one `gpu` row a card that has any value, and one that tells nothing but its age a frozen one.
+
+    `ages` are in seconds, of cards whose values are not of now.
+    """
     matrix = numbers.take(table.rows)[:, _GPU_COLUMNS]
     keep = any_value(matrix)
+    if frozen:
+        keep |= np.array([card.uuid in frozen for card in table.cards], dtype=bool)
     matrix[:, _GPU_AGE] = [ages.get(card.uuid, 0.0) for card in table.cards] if ages else 0.0
     add_rows(batch, "gpu", now_ms, *kept(table.tags, matrix, keep))
 

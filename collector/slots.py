@@ -46,6 +46,15 @@ class Holder:
     profile: str = ""  # of the instance, where the holder's own exporter says it
 
 
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """How one target shows a card through one kind of exporter: its number, its bus address, the hosts it is on."""
+
+    index: str = ""
+    bus: str = ""
+    hosts: frozenset[str] = frozenset()
+
+
 @dataclass(slots=True)
 class Part:
     """One use of a series. `copies`: where it goes if the device has no series of its own, `own` if it has."""
@@ -99,6 +108,8 @@ class Slot:
     profile: str = ""
     described: tuple[tuple[str, str], ...] = ()  # facts of the card that the labels tell
     version: str = ""  # of the exporter, by its own `..._build_info`
+    exporter: str = ""  # the kind of exporter that shows the card
+    host: str = ""  # where it says to be itself
     tells_holders: bool = False  # its target knows all holders, hence that a card without one is held by nobody
 
 

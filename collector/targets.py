@@ -15,12 +15,16 @@ from collector.naming import Names, read_names
 from collector.readers import SeriesReader
 from collector.roster import merged
 from collector.settings import TargetSettings
-from collector.slots import Holder, Reading, Slot, World, XidReading, target_key
+from collector.slots import Holder, Reading, Sighting, Slot, World, XidReading, target_key
 
 Ints = NDArray[np.int64]
 Word = tuple[Hashable, ...]
 
 _SLACK = 1024
+# Clocks and counters of an exporter's own work: in a text that is made anew they are never the same again and again.
+_MUST_MOVE = frozenset(
+    ("process_cpu_seconds_total", "go_memstats_alloc_bytes_total", "node_time_seconds", "node_cpu_seconds_total")
+)
 _PLACE, _RANK, _OWN, _COPY = "place", "rank", "own", "copy"
 
 
@@ -30,6 +34,8 @@ class Arrangement:
 
     size: how many series there are.
     instances: card -> GPU instance -> profile; described: card -> what labels tell of it.
+    sightings: (card, kind of exporter) -> how it is shown; twice: UUIDs of several cards at once.
+    must_move: it has a clock, or a counter of the exporter's own work: a text that stays the same is no live one.
     xid_places, fact_places: parallel to `xids` and `facts`; which series each is.
     samples, channels, cards: parallel; sample `samples[n]` feeds `channels[n]` and speaks of card number `cards[n]`.
     """
@@ -49,6 +55,9 @@ class Arrangement:
     uuids: frozenset[str] = frozenset()
     instances: dict[str, dict[str, str]] = field(default_factory=dict)
     described: dict[str, dict[str, str]] = field(default_factory=dict)
+    sightings: dict[tuple[str, str], Sighting] = field(default_factory=dict)
+    twice: frozenset[str] = frozenset()
+    must_move: bool = False
     hostnames: frozenset[str] = frozenset()
     rejects: dict[str, int] = field(default_factory=dict)
     holders_known: bool = False
@@ -154,7 +163,9 @@ class TargetState:
         result = _connect(slots)
         if twice:
             result.rejects["one UUID for several cards"] = refused
+            result.twice = frozenset(twice)
         _collect(result, slots)
+        result.must_move = any(one.name in _MUST_MOVE for one in roster)
         self._layout, self._roster = result, roster
         self._places = {one: place for place, one in enumerate(roster)}
         self._says = [((_PLACE, place),) if twice else words for place, (_, words) in enumerate(told)]
@@ -259,6 +270,20 @@ def _collect(result: Arrangement, slots: Sequence[Slot]) -> None:
     result.uuids = frozenset({slot.uuid for slot in slots} - {""})
     result.version = ", ".join(sorted({slot.version for slot in slots} - {""}))
     result.hostnames = frozenset({slot.hostname for slot in slots} - {""})
+    result.sightings = _sightings(slots)
+
+
+def _sightings(slots: Sequence[Slot]) -> dict[tuple[str, str], Sighting]:
+    """Return how each card is shown; a MIG instance's host and number are its card's."""
+    said = {(slot.uuid, slot.exporter, slot.index, slot.host, slot.described) for slot in slots if slot.exporter}
+    found: dict[tuple[str, str], Sighting] = {}
+    for uuid, exporter, index, host, described in sorted(said):
+        before = found.get((uuid, exporter), Sighting())
+        bus = dict(described).get("pci_bus_id", "")
+        found[uuid, exporter] = Sighting(
+            before.index or index, before.bus or bus.lower(), before.hosts | ({host} if host else frozenset())
+        )
+    return found
 
 
 def _used_twice(slots: Sequence[Slot]) -> set[str]:

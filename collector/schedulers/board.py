@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from collector.demand import SchedulerState, merged_states
@@ -17,6 +17,7 @@ class SchedulerBoard:
 
     demand: SchedulerState | None = None
     _said: dict[str, _Said] = field(default_factory=dict)
+    _counted: tuple[KubeState | None, Collection[str], dict[str, dict[str, float]]] | None = None
 
     @property
     def kube(self) -> list[KubeState]:
@@ -33,4 +34,23 @@ class SchedulerBoard:
         if changed:
             demands = [demand for _, demand in self._said.values() if demand is not None]
             self.demand = merged_states(demands) if demands else None
+            self._counted = None
         return changed
+
+    def counted(self, kube: KubeState | None, shared: Collection[str]) -> dict[str, dict[str, float]]:
+        """Return who counts cards -> node -> how many, NaN where it does not tell.
+
+        Args:
+            kube: what is known of nodes.
+            shared: nodes whose cards a vGPU layer shares out.
+        """
+        if self._counted is not None and self._counted[0] is kube and self._counted[1] is shared:
+            return self._counted[2]
+        counted: dict[str, dict[str, float]] = {}
+        if kube is not None and (kube.capacity or kube.allocatable):
+            nodes = kube.capacity.keys() | kube.allocatable.keys()
+            counted["the scheduler"] = {node: kube.cards_of(node, shared=node in shared) for node in nodes}
+        if self.demand is not None:
+            counted |= {who: nodes for who, nodes in self.demand.cards.items() if nodes}
+        self._counted = kube, shared, counted
+        return counted

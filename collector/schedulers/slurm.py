@@ -86,7 +86,7 @@ class SlurmSource:
                 cards = cards_of_nodes(run_command(self._sinfo, self._timeout))
             except (UnreachableError, SlurmFormatError) as error:
                 denied["nodes"] = str(error)
-        return [Scrape(self._target, None, demand=SchedulerState(asks=asks, cards=cards), denied=denied)]
+        return [Scrape(self._target, None, demand=SchedulerState(asks=asks, cards={"Slurm": cards}), denied=denied)]
 
     def backfill(self, start: datetime, end: datetime) -> Iterator[Batch]:
         """Yield nothing: squeue tells of now."""

@@ -339,3 +339,34 @@ def test_a_window_off_the_hour(make_node: MakeNode) -> None:
     node.card(sm_active_ratio=0.5)
     got = ledger(node)
     assert got.hours["capacity"].tolist() == pytest.approx([CARD / 4, CARD / 2, CARD / 4])
+
+
+def test_a_frozen_card_is_not_observed_although_it_has_rows(make_node: MakeNode) -> None:
+    node = make_node(HOURS)
+    half = np.arange(node.count) < node.count // 2
+    node.card(sm_active_ratio=np.where(half, 0.4, np.nan), source_age_seconds=np.where(half, 0.0, 600.0))
+    node.slice("a", keep=half, sm_quota_ratio=1.0, busy_ratio=0.6)
+    terms = shares(ledger(node).fleet)
+    assert (terms["used"], terms["wasted"], terms["unobserved"]) == (0.2, 0.3, 0.5)
+    assert terms["free"] == 0.0  # nobody knows that it was
+
+
+def test_cards_that_others_count_and_nobody_shows_are_capacity(make_node: MakeNode) -> None:
+    node = make_node(HOURS)
+    node.card(sm_active_ratio=0.4)
+    node.slice("a", sm_quota_ratio=1.0, busy_ratio=0.6)
+    node.fact("gpu", "model", "NVIDIA H100 80GB HBM3", gpu="GPU-1")
+    node.fact("node", "unobserved_cards", "2")
+    got = ledger(node)
+    # The nameless ones are taken for what their neighbours are: 132 SMs each.
+    assert got.fleet["capacity"] == pytest.approx(CARD * (1 + 2 * 1.32))
+    assert got.fleet["unobserved"] == pytest.approx(CARD * 2 * 1.32)
+    assert list(got.gpus["gpu"]) == ["GPU-1", "unobserved-1", "unobserved-2"]
+    assert got.fleet["unaccounted_1"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_cards_that_were_shown_by_the_end_are_counted_once(make_node: MakeNode) -> None:
+    node = make_node(HOURS)
+    node.card(sm_active_ratio=0.4)
+    node.fact("node", "unobserved_cards", "2", end=START + timedelta(hours=1))
+    assert ledger(node).fleet["capacity"] == pytest.approx(CARD)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.collector.conftest import Cycles
 
 URL = "http://a:9400/metrics"
@@ -79,18 +81,58 @@ def test_a_busy_card_whose_values_stand_still_is_stale(cycles: Cycles) -> None:
         cycles.poll(card("GPU-0"))
     assert cycles.frame("gpu").loc["GPU-0", "power_watts"] == 100.0
     cycles.poll(card("GPU-0"))
-    assert cycles.frame("gpu").empty
+    # The card is there, all that is told of it is how old its values are.
+    row = cycles.frame("gpu").loc["GPU-0"]
+    assert row.dropna().index.tolist() == ["time", "cluster", "node", "source_age_seconds"]
+    assert row["source_age_seconds"] == 600
     assert cycles.frame("slice").empty
     assert cycles.rejects() == {("", "stale"): 4}
+    assert [(e.code, e.subject.gpu) for e in cycles.batch.events] == [("source_frozen", "GPU-0")]
+    cycles.poll(card("GPU-0"))
+    assert cycles.events() == []  # said once
+    assert cycles.frame("gpu").loc["GPU-0", "source_age_seconds"] == 660
     cycles.poll(card("GPU-0", power=101.0))
     assert cycles.frame("gpu").loc["GPU-0", "power_watts"] == 101.0
+    assert cycles.frame("gpu").loc["GPU-0", "source_age_seconds"] == 0
+    assert cycles.events() == ["source_moves"]
+
+
+def test_a_short_interval_does_not_make_an_exporters_own_pace_a_fault(cycles_with: Callable[..., Cycles]) -> None:
+    cycles = cycles_with(interval_seconds=5.0)
+    for _ in range(24):
+        cycles.poll(card("GPU-0"))
+        assert cycles.events() == []
+    cycles.poll(card("GPU-0"))
+    assert cycles.events() == ["source_frozen"]
+
+
+def test_a_file_that_is_never_written_again_is_one_event_for_all_its_cards(cycles: Cycles) -> None:
+    text = card("GPU-0", energy=5e6) + card("GPU-1", energy=7e6).replace('gpu="0"', 'gpu="1"')
+    told = []
+    for _ in range(12):
+        cycles.poll(text)
+        told += [(e.subject.object, e.message) for e in cycles.batch.events if e.code == "source_frozen"]
+    assert len(told) == 1
+    assert told[0][0] == URL
+    assert "none of its 2 cards moves" in told[0][1]
+
+
+def test_a_text_that_must_change_and_does_not_is_frozen(cycles: Cycles) -> None:
+    other = 'nv_inference_count{model="m",version="1"} 5\n'
+    seen = []
+    for minute in range(14):
+        own = 0.5 if minute < 12 else 0.51
+        cycles.poll({URL: card("GPU-0", power=100 + minute), "http://s/m": f"{other}process_cpu_seconds_total {own}\n"})
+        seen += [(minute, event.code) for event in cycles.batch.events if event.subject.object == "http://s/m"]
+    # Ten answers after the first one were the same; then it moves again.
+    assert [one for one in seen if one[1].startswith("source")] == [(10, "source_frozen"), (12, "source_moves")]
 
 
 def test_energy_that_does_not_grow_shows_a_frozen_file_and_one_that_grows_a_steady_card(cycles: Cycles) -> None:
     frozen, steady = "http://b/m", "http://c/m"
     for minute in range(14):
         cycles.poll({frozen: card("GPU-0", energy=5e6), steady: card("GPU-1", energy=5e6 + minute * 6e6)})
-    assert list(cycles.frame("gpu").index) == ["GPU-1"]
+    assert list(cycles.frame("gpu")["power_watts"].dropna().index) == ["GPU-1"]
 
 
 def test_an_address_that_leads_to_a_random_machine_is_refused(cycles: Cycles) -> None:
@@ -105,8 +147,14 @@ def test_a_replaced_card_is_a_new_one(cycles: Cycles) -> None:
     cycles.poll({URL: card("GPU-0")}, node="")
     cycles.poll({URL: card("GPU-1")}, node="")
     assert list(cycles.frame("gpu").index) == ["GPU-1"]
-    cycles.poll({URL: card("GPU-1")}, node="")
-    assert [event.subject.gpu for event in cycles.batch.events if event.code == "card_lost"] == ["GPU-0"]
+    (event,) = cycles.batch.events
+    assert (event.code, event.subject.gpu) == ("card_replaced", "GPU-0")
+    assert event.message == "GPU-0 was replaced: GPU-1 is in its place (number 0)"
+    # What was told of the old one ends: capacity holds one card, as before.
+    assert {f.name for f in cycles.batch.facts if f.subject.gpu == "GPU-0" and f.value is None} >= {"ordinal", "mig"}
+    for _ in range(3):
+        cycles.poll({URL: card("GPU-1")}, node="")
+        assert cycles.events() == []
 
 
 def test_timestamps_that_are_off_are_told_once(cycles: Cycles) -> None:

@@ -9,13 +9,14 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from analyzer.findings import SCHEMA_VERSION, Effect, Finding, Role, SubjectRef, Verdict, make_finding
 from analyzer.protocols import Conclusion, Context, Detector, Needs, Partition, Withheld
 from analyzer.settings import AnalyzeSettings
-from collector.batch import Batch, Event, Fact, Reject, Severity, Subject
+from collector.batch import Batch, Event, Fact, Reject, Severity, Subject, make_rows
 from collector.declarations import WorkloadDeclaration
 from collector.store import FrameStore
 from collector.window import Window
@@ -181,6 +182,31 @@ def claim(code: str, name: str, effect: float | None, verdict: Verdict = Verdict
         coverage=1.0,
         effect=None if effect is None else Effect(effect, "ratio", 0.0, 1.0),
     )
+
+
+def card_batch(node: str, minutes: Iterable[int]) -> Batch:
+    """Return rows of one card of a node, and the fact that it is there."""
+    stamps = [int(at(m).timestamp() * 1000) for m in minutes]
+    tags = {"cluster": ["c"] * len(stamps), "node": [node] * len(stamps), "gpu": [f"GPU-{node}"] * len(stamps)}
+    rows = make_rows("gpu", stamps, tags, {"busy_ratio": np.full(len(stamps), 0.5)})
+    fact = Fact(Subject("gpu", "c", node, f"GPU-{node}"), "sm_count", "100", at(0))
+    return Batch(rows={"gpu": rows}, facts=[fact])
+
+
+def test_a_node_that_fell_silent_keeps_its_capacity_and_one_that_nobody_shows_has_it() -> None:
+    day = 24 * 60
+    never = Fact(Subject("node", "c", "never"), "unobserved_cards", "4", at(0))
+    gone = Fact(Subject("gpu", "c", "sold", "GPU-sold"), "sm_count", None, at(30))
+    batches = [card_batch("old", [0]), card_batch("sold", [10]), Batch(facts=[never, gone])]
+    batches += [card_batch("silent", [3 * day]), card_batch("works", range(8 * day, 8 * day + 10))]
+    store = FrameStore.of_batches(batches)
+    window = Window(at(8 * day), at(8 * day + 10))
+    found = run_analysis(store, window, interval_seconds=60.0, settings=ALL, detectors=load_detectors(ALL, FAMILIES))
+    # `old` has been silent for more than a week: it left. `sold` left with its facts.
+    assert sorted(set(found.ledger.gpus["node"])) == ["never", "silent", "works"]
+    assert found.census.cards == 1 + 1 + 4
+    silent = found.ledger.gpus.set_index("node").loc["silent"]
+    assert silent["unobserved"] == silent["capacity"] == pytest.approx(100 * 600)
 
 
 def test_larger_effects_come_first_and_what_was_not_asked_for_is_left_out() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from inspect import signature
 from typing import Any, Protocol, TypeVar
@@ -25,6 +26,7 @@ from tuner.service.promises import resolve_promises
 
 DETECTOR_GROUP = "trimtab.detectors"
 T = TypeVar("T")
+_REMEMBERED = timedelta(days=7)  # as long as the collector keeps a lost card in capacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +95,13 @@ def _wanted(code: str, settings: AnalyzeSettings) -> bool:
 def partitions(
     store: StoreReader, window: Window, interval_seconds: float, settings: AnalyzeSettings
 ) -> Iterator[Partition]:
-    """Yield one partition a node, in order of (cluster, node)."""
+    """Yield one partition a node, in order of (cluster, node): also of one that fell silent, or was never seen.
+
+    A node that reported in the last days, or whose cards others count, keeps its capacity without any row.
+    """
     facts, events, rejects = store.facts(window), store.events(window), store.rejects(window)
     options = settings.model_dump()
-    for cluster, node in store.partitions(window):
+    for cluster, node in _nodes(store, window, facts):
         where = {"cluster": cluster, "node": node}
         yield Partition(
             cluster=cluster,
@@ -111,6 +116,19 @@ def partitions(
             rejects=_about(rejects, cluster, node),
             settings=options,
         )
+
+
+def _nodes(store: StoreReader, window: Window, facts: pd.DataFrame) -> list[tuple[str, str]]:
+    reporting = set(store.partitions(window))
+    if not reporting:
+        return []
+    clusters = {cluster for cluster, _ in reporting}
+    open_ = facts[facts["to"].isna() | (facts["to"] >= window.end)]
+    carded = open_[(open_["kind"] == "gpu") | (open_["name"] == "unobserved_cards")]
+    known = {(str(c), str(n)) for c, n in zip(carded["cluster"], carded["node"], strict=True) if c in clusters and n}
+    lately = set(store.partitions(Window(min(window.end - _REMEMBERED, window.start), window.end)))
+    counted = open_[(open_["kind"] == "node") & (open_["name"] == "unobserved_cards")]
+    return sorted(reporting | (known & (lately | set(zip(counted["cluster"], counted["node"], strict=True)))))
 
 
 def _about(frame: pd.DataFrame, cluster: str, node: str) -> pd.DataFrame:
