@@ -59,6 +59,7 @@ class FactBook:
         self._declared: dict[tuple[str, str], tuple[Mapping[str, str], ResolvedWorkload]] = {}
         self._promised: dict[tuple[str, str], Mapping[str, str]] = {}
         self._unobserved: set[str] = set()
+        self._nodes: dict[str, str] = {}  # card -> node that its facts name
         self._waiting_since: dict[str, datetime] = {}
         self._quantities: dict[Subject, Quantity] = {}
         self._slices: dict[Subject, dict[str, tuple[str, Provenance]]] = {}
@@ -89,7 +90,14 @@ class FactBook:
         """End all that was told of a card that left."""
         for subject, name in [key for key in self._told if key[0].kind == "gpu" and key[0].gpu == uuid]:
             self.end(subject, name, at)
-        self._memory.pop(uuid, None)
+        self._nodes.pop(uuid, None)
+
+    def settle_card(self, card: Card, at: datetime) -> None:
+        """End what was told of a card on another node: it is one card, and stands in one place."""
+        before = self._nodes.get(card.uuid, card.node)
+        if before != card.node:
+            self.end_card(card.uuid, at)
+        self._nodes[card.uuid] = card.node
 
     def unobserved_cards(self, counts: Mapping[str, int], at: datetime) -> None:
         """Tell, by node, of cards that others count and no exporter ever showed: they stay in capacity."""
@@ -215,6 +223,7 @@ class FactBook:
         """Go on from `to_json`."""
         for *parts, name, value in state.get("told", ()):
             self._told[Subject(*parts), name] = value
+        self._nodes = {subject.gpu: subject.node for subject, _ in self._told if subject.kind == "gpu"}
         self._unobserved = {subject.node for subject, name in self._told if name == "unobserved_cards"}
         for *parts, names in state.get("slices", ()):
             self._slices[Subject(*parts)] = dict.fromkeys(names, ("", "measured"))
@@ -232,6 +241,7 @@ def describe_cards(book: FactBook, cards: Sequence[Card], now: datetime) -> None
     if cards:
         book.tell(cluster, "interval_seconds", f"{context.interval_seconds:g}", now)
     for card in cards:
+        book.settle_card(card, now)
         subject = book.card_subject(card)
         for name, value in _card_facts(card).items():
             book.tell(subject, name, value, now)

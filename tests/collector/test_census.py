@@ -115,6 +115,16 @@ def test_a_lost_card_leaves_the_capacity_after_a_week_and_says_so(cycles: Cycles
     assert {f.name for f in cycles.batch.facts if f.subject.gpu == "GPU-1" and f.value is None} >= {"ordinal", "mig"}
 
 
+def test_a_card_that_is_found_on_another_node_stands_in_one_place(cycles: Cycles) -> None:
+    cycles.poll({URL: card("GPU-0", host="h1")}, node="")
+    later = type(cycles)(cycles.context)
+    later.assembler.import_state(cycles.assembler.export_state())
+    later.now = cycles.now
+    later.poll({URL: card("GPU-0", host="h2")}, node="")
+    told = {(f.subject.node, f.value is None) for f in later.batch.facts if f.subject.kind == "gpu"}
+    assert told == {("h1", True), ("h2", False)}
+
+
 class Counted:
     """Cycles of an exporter beside others who count."""
 
