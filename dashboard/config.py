@@ -29,6 +29,7 @@ from analyzer.settings import AnalyzeSettings, ForecastSettings
 from collector.declarations import WorkloadDeclaration
 from collector.errors import ConfigurationError
 from collector.masking import MASK, is_secret_name, mask_address
+from collector.plugins import SourceContext
 from collector.settings import (
     ClusterSettings,
     InfluxSettings,
@@ -96,6 +97,17 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Read nothing behind the caller's back: `load_settings` merges the sources and knows what came from where."""
         return (init_settings,)
+
+
+def source_context(source: SourceSettings, settings: Settings, interval_seconds: float) -> SourceContext:
+    """Return what a source knows beside its own table; its cluster goes before that of the installation."""
+    return SourceContext(
+        cluster=source.cluster or settings.cluster.name,
+        interval_seconds=interval_seconds,
+        declarations=settings.workload,
+        tenants=settings.tenant,
+        mappings=settings.mapping,
+    )
 
 
 @dataclass(frozen=True, slots=True)

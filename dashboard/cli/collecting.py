@@ -12,14 +12,14 @@ import typer
 
 from collector.clock import Clock
 from collector.errors import ConfigurationError, TrimtabError, UnreachableError
-from collector.plugins import SourceContext, load_plugin
+from collector.plugins import load_plugin
 from collector.protocols import Source
 from collector.settings import SourceSettings, TargetSettings
 from dashboard.cli.context import Now, Once, context_of, instant, opened_store
 from dashboard.cli.logs import start_logging
 from dashboard.cli.output import note
 from dashboard.cli.shipping import ship_once, shipping
-from dashboard.config import Settings
+from dashboard.config import Settings, source_context
 from dashboard.stopping import stopped_by_signals
 
 if TYPE_CHECKING:
@@ -147,12 +147,8 @@ def chosen_sources(
 
 
 def make_sources(chosen: Sequence[SourceSettings], settings: Settings, interval_seconds: float) -> list[Source]:
-    """Build the plug-ins of the source tables."""
-    about = SourceContext(
-        cluster=settings.cluster.name,
-        interval_seconds=interval_seconds,
-        declarations=settings.workload,
-        tenants=settings.tenant,
-        mappings=settings.mapping,
-    )
-    return [load_plugin("trimtab.sources", source.kind)(source, about) for source in chosen]
+    """Build the plug-ins of the source tables, each for its own cluster: those of one cluster are read together."""
+    return [
+        load_plugin("trimtab.sources", source.kind)(source, source_context(source, settings, interval_seconds))
+        for source in chosen
+    ]

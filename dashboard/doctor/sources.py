@@ -24,7 +24,7 @@ from collector.prometheus import PrometheusSource
 from collector.protocols import Source
 from collector.schema import UNKNOWN
 from collector.settings import SourceSettings
-from dashboard.config import Settings
+from dashboard.config import Settings, source_context
 from dashboard.doctor.check import DOWN_ADVICE, Check, down_text, note, ok, problem, reject_text, some
 
 Labels = Mapping[str, str]
@@ -60,20 +60,14 @@ def _advice(error: TrimtabError, source: SourceSettings) -> str:
     return f"{DOWN_ADVICE} curl -sS {address}" if address else DOWN_ADVICE
 
 
-def _context(settings: Settings) -> SourceContext:
-    return SourceContext(
-        cluster=settings.cluster.name,
-        interval_seconds=settings.cluster.interval_seconds,
-        declarations=settings.workload,
-        tenants=settings.tenant,
-        mappings=settings.mapping,
-    )
+def _context(source: SourceSettings, settings: Settings) -> SourceContext:
+    return source_context(source, settings, settings.cluster.interval_seconds)
 
 
 def _read(settings: Settings, now: datetime, answered: list[tuple[str, SourceSettings]]) -> Iterator[Check]:
-    """Read all sources as the collector does, those that gather together; add to `answered` those that did."""
-    gathered: dict[str, Scrape] = {}
-    gathering: list[str] = []
+    """Read all sources as the collector does, those of a cluster together; add to `answered` those that did."""
+    gathered: dict[SourceContext, dict[str, Scrape]] = {}
+    topics: dict[SourceContext, list[str]] = {}
     for index, source in enumerate(settings.source):
         topic = f"source {source.name or f'{source.kind} {index + 1}'}"
         try:
@@ -85,17 +79,19 @@ def _read(settings: Settings, now: datetime, answered: list[tuple[str, SourceSet
         if isinstance(said, Batch):
             yield from _judge(topic, said)
         else:
-            add_scrapes(gathered, said)
-            gathering.append(topic)
-    if gathering:
-        instant = grid_floor(now, settings.cluster.interval_seconds)
-        batch = Assembler(_context(settings)).assemble(instant, list(gathered.values()))
-        yield from _judge(gathering[0] if len(gathering) == 1 else "sources", batch)
+            context = _context(source, settings)
+            add_scrapes(gathered.setdefault(context, {}), said)
+            topics.setdefault(context, []).append(topic)
+    instant = grid_floor(now, settings.cluster.interval_seconds)
+    for context, scrapes in gathered.items():
+        batch = Assembler(context).assemble(instant, list(scrapes.values()))
+        together = "sources" if len(gathered) == 1 else f"sources of {context.cluster}"
+        yield from _judge(topics[context][0] if len(topics[context]) == 1 else together, batch)
 
 
 def _ask(source: SourceSettings, settings: Settings, now: datetime) -> Batch | list[Scrape]:
     """Return what the targets of a source said, or the rows of one that makes its own."""
-    made: Source = load_plugin("trimtab.sources", source.kind)(source, _context(settings))
+    made: Source = load_plugin("trimtab.sources", source.kind)(source, _context(source, settings))
     try:
         return made.gather(now) if isinstance(made, Gathering) else made.poll(now)
     finally:
@@ -171,7 +167,7 @@ def _exporters(
                     topic, mask_address(target.url), [(series.name, series.labels) for series in body.series], table
                 )
     elif source.kind == "prometheus":
-        asked = PrometheusSource(source, _context(settings))
+        asked = PrometheusSource(source, _context(source, settings))
         try:
             yield _detected(topic, mask_address(source.url), [(name, {}) for name in asked.discover()], table)
         finally:
