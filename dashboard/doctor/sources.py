@@ -173,7 +173,7 @@ def _exporters(
         finally:
             asked.close()
     elif source.kind == "nvml":
-        with closing(load_plugin("trimtab.sources", "nvml")(source, _context(settings))) as made:
+        with closing(load_plugin("trimtab.sources", "nvml")(source, _context(source, settings))) as made:
             for scrape in made.gather(now):
                 if scrape.body is not None:
                     said = [(series.name, series.labels) for series in scrape.body.series]
