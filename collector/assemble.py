@@ -228,7 +228,7 @@ class Assembler:
         shown = {one.state.key: (one.layout, one.scrape.age_seconds) for one in live}
         ages = self._card_watch.observe(cards, numbers, shown, report)
         self._compare_counts(live, now, report)
-        if changed:
+        if changed or laid_out is not self._layouts:
             learn_memory(self._facts, cards, numbers)
         changed |= self._join(live, cards, again=changed)
         if changed or laid_out is not self._layouts:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from collector.batch import Severity
-from collector.health import STALE_POLLS
+from collector.health import still_polls
 from collector.schema import SLICE
 from collector.settings import StoreSettings
 from collector.store import EmbeddedStore
@@ -125,7 +125,7 @@ def test_row_56_of_a_real_scrape(cycles: Cycles, shared_dir: Path) -> None:
 def test_row_57_a_busy_card_whose_figures_never_move_is_stale(cycles: Cycles) -> None:
     text = busy(90) + dcgm("DCGM_FI_DEV_POWER_USAGE", 301.5) + dcgm("DCGM_FI_DEV_SM_CLOCK", 1410)
     text += dcgm("DCGM_FI_DEV_GPU_TEMP", 61)
-    for _ in range(STALE_POLLS):
+    for _ in range(still_polls(60.0)):
         cycles.poll(text)
         assert card(cycles)["busy_ratio"] == 0.9
     cycles.poll(text)
@@ -135,7 +135,7 @@ def test_row_57_a_busy_card_whose_figures_never_move_is_stale(cycles: Cycles) ->
 
 def test_row_57_an_idle_card_may_stand_still(cycles: Cycles) -> None:
     text = busy(0) + dcgm("DCGM_FI_DEV_POWER_USAGE", 50) + dcgm("DCGM_FI_DEV_SM_CLOCK", 210)
-    for _ in range(STALE_POLLS + 5):
+    for _ in range(still_polls(60.0) + 5):
         cycles.poll(text + dcgm("DCGM_FI_DEV_GPU_TEMP", 30))
     assert card(cycles)["busy_ratio"] == 0
 
@@ -313,7 +313,7 @@ def test_row_70_one_uuid_for_several_cards_is_no_uuid(cycles: Cycles) -> None:
 
 def test_row_71_a_file_that_is_served_for_ever_is_frozen(cycles: Cycles) -> None:
     text = busy(90) + energy(5_000_000) + dcgm("DCGM_FI_DEV_POWER_USAGE", 300) + dcgm("DCGM_FI_DEV_SM_CLOCK", 1400)
-    for _ in range(STALE_POLLS + 2):
+    for _ in range(still_polls(60.0) + 2):
         cycles.poll(text + dcgm("DCGM_FI_DEV_GPU_TEMP", 60))
     assert cycles.frame("gpu").empty or absent(card(cycles), "busy_ratio")
     assert ("", "stale") in cycles.rejects()
