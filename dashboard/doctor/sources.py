@@ -24,8 +24,10 @@ from collector.prometheus import PrometheusSource
 from collector.protocols import Source
 from collector.schema import UNKNOWN
 from collector.settings import SourceSettings
+from collector.support import ways_to
 from dashboard.config import Settings, source_context
 from dashboard.doctor.check import DOWN_ADVICE, Check, down_text, note, ok, problem, reject_text, some
+from dashboard.doctor.support import cards_of, not_there
 
 Labels = Mapping[str, str]
 _ACTIVITY = ("sm_active_ratio", "engine_active_ratio", "busy_ratio")
@@ -111,6 +113,7 @@ def _judge(topic: str, batch: Batch) -> Iterator[Check]:
         text = "answers, and no row can be made of what it says"
         yield problem(topic, text, "does it see any card? nvidia-smi -L on the node; else a [[mapping]] is needed")
     yield from read_quality(topic, batch)
+    yield from not_there(topic, batch)
 
 
 def read_quality(topic: str, batch: Batch) -> Iterator[Check]:
@@ -124,7 +127,7 @@ def read_quality(topic: str, batch: Batch) -> Iterator[Check]:
             yield problem(topic, text, "let the exporter collect DCGM_FI_DEV_GPU_UTIL or DCGM_FI_PROF_SM_ACTIVE")
         if unprofiled > blind:
             text = f"{unprofiled - blind} of {gpu.num_rows} cards give GPU_UTIL only: little on a shared card"
-            yield note(topic, text, "let dcgm-exporter collect the DCGM_FI_PROF_ fields")
+            yield note(topic, text, _profiling_advice(batch))
     if slices is not None and slices.num_rows:
         unknown = sum(name == UNKNOWN for name in slices.column("workload").to_pylist())
         if unknown:
@@ -141,6 +144,17 @@ def read_quality(topic: str, batch: Batch) -> Iterator[Check]:
         yield note(
             topic, f"{counts.total()} samples were invalid or corrected: {some(names)}", "invalid ones count as absent"
         )
+
+
+def _profiling_advice(batch: Batch) -> str:
+    """Return by which ways the cards of a batch may have profiling metrics."""
+    cards = set(cards_of(batch).values())
+    ways = {way for card in cards for way in ways_to("gpu.sm_active_ratio", *card)}
+    if cards and not ways:
+        return "these cards have no profiling metrics"
+    if "nvml gpm" in ways:
+        return "let dcgm-exporter collect the DCGM_FI_PROF_ fields; by NVML they come with the second cycle"
+    return "let dcgm-exporter collect the DCGM_FI_PROF_ fields"
 
 
 def _any_present(table: pa.Table, fields: Iterable[str]) -> np.ndarray:
