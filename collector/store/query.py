@@ -84,38 +84,43 @@ def merged_rows(
 ) -> str:
     """Return a SELECT of raw rows (`t`, tags, `seq`, fields) in `span`, each key and time once.
 
-    Where files and unsealed rows clash, most rows still stand once. So the largest files that do not overlap each other
-    are only joined with the keys and times of the rest, which is small: late rows. What has no partner passes through.
+    Where files and unsealed rows clash, most rows still stand once. So of the largest files that do not overlap each
+    other only those rows are looked for (`partner`) whose key and time stands among the rest (`late`), which is small;
+    these are merged, and all others pass through.
     """
     hot = (
         f"SELECT t, {_names(spec.tags)}, seq{''.join(f', {c}' for c in map(_one, fields))} FROM hot WHERE "
         + " AND ".join([f"t >= {span[0]} AND t < {span[1]}", *_filter(where, spec.key)])
     )
 
-    def union(chosen: Sequence[Segment], *more: str) -> str:
-        return " UNION ALL ".join([*scan(chosen, spec, fields, span, where), *more])
+    def union(chosen: Sequence[Segment], *more: str, within: Range = span) -> str:
+        return " UNION ALL ".join([*scan(chosen, spec, fields, within, where), *more])
 
-    loud = [s for s in segments if any(s.t_min < end and s.t_max >= start for start, end in clashes)]
+    clashes = [(max(a, span[0]), min(b, span[1])) for a, b in clashes if a < span[1] and b > span[0]]
     if not clashes:
         return union(segments, hot)
+    loud = [s for s in segments if any(s.t_min < end and s.t_max >= start for start, end in clashes)]
     base = _apart(loud)
-    quiet = [s for s in segments if s not in loud]
     rest = union([s for s in loud if s not in base], hot)
     inside = _inside(clashes)
-    same = " AND ".join(f"b.{name} = k.{name}" for name in ("t", *map(_one, spec.key)))
-    with_partner = f" UNION ALL SELECT b.* FROM ({union(base)}) AS b SEMI JOIN late AS k ON {same}" if base else ""
+    columns = f"t, {_names((*spec.tags, 'seq', *fields))}"
     carried = "".join(f', arg_min("{tag}", seq) AS "{tag}"' for tag in spec.extra_tags)
     values = "".join(f', arg_max("{name}", seq) AS "{name}"' for name in fields)
     key = _names(spec.key)
-    parts = [
-        f"SELECT t, {key}{carried}, max(seq) AS seq{values} FROM (SELECT * FROM late{with_partner}) GROUP BY t, {key}",
-        f"SELECT t, {_names((*spec.tags, 'seq', *fields))} FROM ({rest}) WHERE NOT {inside}",
-        *([union(quiet)] if quiet else []),
-        *([f"SELECT b.* FROM ({union(base)}) AS b ANTI JOIN late AS k ON {same}"] if base else []),
-    ]
-    columns = _names((*spec.tags, "seq", *fields))
-    together = " UNION ALL ".join(f"SELECT t, {columns} FROM ({part})" for part in parts)
-    return f"WITH late AS MATERIALIZED (SELECT * FROM ({rest}) WHERE {inside}) {together}"
+    known = f"late AS MATERIALIZED (SELECT * FROM ({rest}) WHERE {inside})"
+    twice = "SELECT * FROM late"
+    quiet = [s for s in segments if s not in loud]
+    others = [f"SELECT {columns} FROM ({rest}) WHERE NOT {inside}", *([union(quiet)] if quiet else [])]
+    if base:
+        same = " AND ".join(f"b.{name} = k.{name}" for name in ("t", *map(_one, spec.key)))
+        hull = (clashes[0][0], clashes[-1][1])
+        contested = f"SELECT * FROM ({union(base, within=hull)}) WHERE {inside}"
+        known += f", partner AS MATERIALIZED (SELECT b.* FROM ({contested}) AS b SEMI JOIN late AS k ON {same})"
+        twice += " UNION ALL SELECT * FROM partner"
+        others.append(f"SELECT b.* FROM ({union(base)}) AS b ANTI JOIN partner AS k ON b.seq = k.seq")
+    merged = f"SELECT t, {key}{carried}, max(seq) AS seq{values} FROM ({twice}) GROUP BY t, {key}"
+    together = " UNION ALL ".join(f"SELECT {columns} FROM ({part})" for part in (merged, *others))
+    return f"WITH {known} {together}"
 
 
 def _apart(segments: Sequence[Segment]) -> list[Segment]:
@@ -149,12 +154,12 @@ def statement(request: Request, pieces: Pieces, *, resolve: bool = False) -> tup
 
 def _rows_of(request: Request, pieces: Pieces, *, holders: bool = True, within: Sequence[Range] = ()) -> str:
     """Return a SELECT of merged raw rows; with `within`, of those files only that may hold rows of its ranges."""
-    segments = pieces.of(RAW)
+    segments, whole = pieces.of(RAW), (request.start, request.end)
     rows = merged_rows(
         request.spec,
         request.fields,
         [s for s in segments if not within or any(s.t_min < end and s.t_max >= start for start, end in within)],
-        span=(request.start, request.end),
+        span=(max(request.start, within[0][0]), min(request.end, within[-1][1])) if within else whole,
         where=request.where,
         clashes=pieces.clashes,
     )

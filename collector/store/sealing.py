@@ -20,6 +20,8 @@ SEAL_BLOBS = 720
 # A day that still grows is merged at so many files; one that is over as soon as it has two.
 MERGE_FILES = 12
 _SEAL_AT_ONCE_ROWS = 1_000_000
+# Late rows are written anew with the files they fall into, where these have at most so many times `seal_rows`.
+_CHEAP_FILES = 2
 
 
 def seal_and_merge_due(shop: Workshop, owner: str) -> None:
@@ -48,11 +50,29 @@ def seal(shop: Workshop, spec: Measurement, owner: str) -> None:
             "SELECT max(t_max) FROM seg WHERE measurement = ? AND tier = ? AND state = 'live'", (spec.name, RAW)
         ).fetchone()
         hot = gather(spec, spec.field_names, tables, [b.seq_min for b in blobs])
-        clashes = Pieces((), [r for b in blobs for r in b.ranges], {}).clashes
-        written: list[FileGroup] = []
-        for part in _parted(hot, sealed_to):
-            written += _seal_rows(shop, spec, part, clashes)
-        shop.swap(written, owner, sealed=[b.seq_min for b in blobs])
+        late, fresh = _parted(hot, sealed_to)
+        ranges = [r for b in blobs for r in b.ranges]
+        around = _small_files_around(shop, spec, late)
+        written = _seal_rows(shop, spec, late, around, ranges) + _seal_rows(shop, spec, fresh, (), ranges)
+        replaced = with_tiers(around, shop.segments(spec))
+        shop.swap(written, owner, sealed=[b.seq_min for b in blobs], replaced=replaced)
+
+
+def _small_files_around(shop: Workshop, spec: Measurement, late: pa.Table) -> list[Segment]:
+    """Return files that late rows fall into and that are cheap to write anew with them, so that nothing clashes."""
+    if not late.num_rows:
+        return []
+    times = late.column("t").to_numpy()
+    limit = catalogue.slowest_cursor(shop.db)
+    most = _CHEAP_FILES * shop.settings.seal_rows
+    return [
+        s
+        for s in shop.segments(spec, int(times.min()), int(times.max()) + 1)
+        if s.tier == RAW
+        and s.rows <= most
+        and (limit is None or s.seq_max <= limit)
+        and ((times >= s.t_min) & (times <= s.t_max)).any()
+    ]
 
 
 def _oldest_blobs(shop: Workshop, spec: Measurement, last: int) -> tuple[list[Blob], list[pa.Table]]:
@@ -73,21 +93,26 @@ def _oldest_blobs(shop: Workshop, spec: Measurement, last: int) -> tuple[list[Bl
     return blobs, tables
 
 
-def _parted(rows: pa.Table, sealed_to: int | None) -> list[pa.Table]:
+def _parted(rows: pa.Table, sealed_to: int | None) -> tuple[pa.Table, pa.Table]:
     """Part rows at what is sealed already, so that a few late ones do not make a whole day contested."""
-    times = rows.column("t").to_numpy()
-    late = times <= (-(2**63) if sealed_to is None else sealed_to)
-    if late.all() or not late.any():
-        return [rows]
-    return [rows.filter(pa.array(late)), rows.filter(pa.array(~late))]
+    if sealed_to is None:
+        return rows.slice(0, 0), rows
+    late = rows.column("t").to_numpy() <= sealed_to
+    return rows.filter(pa.array(late)), rows.filter(pa.array(~late))
 
 
-def _seal_rows(shop: Workshop, spec: Measurement, hot: pa.Table, clashes: Sequence[Range]) -> list[FileGroup]:
+def _seal_rows(
+    shop: Workshop, spec: Measurement, hot: pa.Table, files: Sequence[Segment], ranges: Sequence[Range]
+) -> list[FileGroup]:
+    """Write unsealed rows, merged with the rows of `files`, by the day."""
+    clashes = Pieces(files, ranges, {}).clashes
+    times = hot.column("t").to_numpy()
     written = []
     # Only days that have rows: one row of long ago must not cost a query for each day since.
-    for day in np.unique(hot.column("t").to_numpy() // DAY_MS).tolist():
+    for day in sorted({*np.unique(times // DAY_MS).tolist(), *(s.t_min // DAY_MS for s in files)}):
         span = (day * DAY_MS, (day + 1) * DAY_MS)
-        rows = query.merged_rows(spec, spec.field_names, (), span=span, where={}, clashes=clashes)
+        parts = [s for s in files if s.t_min // DAY_MS == day]
+        rows = query.merged_rows(spec, spec.field_names, parts, span=span, where={}, clashes=clashes)
         table = shop.engine.run(query.select_sorted(spec, spec.field_names, rows), hot=hot)
         written.append(shop.write(spec, table))
     return written
