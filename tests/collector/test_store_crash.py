@@ -86,6 +86,22 @@ def test_kill_in_mid_write_loses_nothing_acknowledged(tmp_path: Path) -> None:
         first = len(minutes)
 
 
+def test_twenty_kills_at_random_points_lose_nothing_acknowledged() -> None:
+    """The same look as `python -m benchmarks store` takes at a thousand."""
+    root = Path(__file__).resolve().parents[2]
+    ran = subprocess.run(  # noqa: S603 - our own interpreter and module
+        [sys.executable, "-m", "benchmarks.store_kill", "20"],
+        capture_output=True,
+        text=True,
+        cwd=root,
+        env={"PYTHONPATH": str(root), "PATH": ""},
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.startswith("20 kills, ")
+    assert ", 0 lost; " in ran.stdout
+
+
 @pytest.mark.parametrize("other_process", [False, True])
 def test_a_reader_beside_a_sealing_writer_sees_each_row_once(tmp_path: Path, other_process: bool) -> None:
     """`other_process`: the reader has a store of its own, as another process would."""
