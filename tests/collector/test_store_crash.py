@@ -89,7 +89,7 @@ def test_kill_in_mid_write_loses_nothing_acknowledged(tmp_path: Path) -> None:
 def test_twenty_kills_at_random_points_lose_nothing_acknowledged() -> None:
     """The same look as `python -m benchmarks store` takes at a thousand."""
     root = Path(__file__).resolve().parents[2]
-    ran = subprocess.run(  # noqa: S603 - our own interpreter and module
+    ran = subprocess.run(
         [sys.executable, "-m", "benchmarks.store_kill", "20"],
         capture_output=True,
         text=True,
