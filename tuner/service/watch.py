@@ -40,6 +40,7 @@ _FIT_EVERY = timedelta(hours=6)
 _FIRST_FIT = timedelta(hours=24)  # before a day was seen, the models' prior is the better guess
 _HEALTH_WINDOW = timedelta(hours=24)
 _HEALTH_EVERY = timedelta(minutes=5)
+_HEALTH_LATE = timedelta(hours=1)  # events may be stored so long after they happened
 _PROMISES_EVERY = timedelta(minutes=15)
 _FOREVER = 1e6  # seconds
 _SICK_CODES = ("xid", "card_lost")
@@ -104,7 +105,7 @@ class Watch:
         self._needs: dict[str, tuple[float, float]] = {}
         self._peaks: dict[Target, float] = {}
         self._seen_until: datetime | None = None
-        self._sick: dict[Target, list[str]] = {}
+        self._sick: dict[tuple[Target, str], datetime] = {}  # card and message -> when it was last told
         self._sick_at: datetime | None = None
         self._promises: dict[tuple[str, str], ResolvedWorkload] = {}
         self._undeclarable: set[tuple[str, str]] = set()  # nobody, and unknown holders
@@ -265,14 +266,18 @@ class Watch:
     def _health(self, state: BackendState, now: datetime) -> dict[Target, tuple[str, ...]]:
         """Return the evidence against each card that was seen; an unseen card is absent, and unknown is not healthy."""
         if self._sick_at is None or now - self._sick_at >= _HEALTH_EVERY:
-            events = self._store.events(Window.last(now + timedelta(milliseconds=1), _HEALTH_WINDOW))
+            unread = _HEALTH_WINDOW if self._sick_at is None else now - self._sick_at + _HEALTH_LATE
+            events = self._store.events(Window.last(now + timedelta(milliseconds=1), min(unread, _HEALTH_WINDOW)))
             bad = events[events["code"].isin(_SICK_CODES) & events["severity"].isin(_SICK_SEVERITIES)]
-            self._sick = defaultdict(list)
-            for cluster, node, gpu, message in bad[["cluster", "node", "gpu", "message"]].astype(str).to_numpy():
-                self._sick[Target("card", cluster, node, gpu)].append(message)
+            for time, cluster, node, gpu, message in bad[["time", "cluster", "node", "gpu", "message"]].to_numpy():
+                self._sick[Target("card", str(cluster), str(node), str(gpu)), str(message)] = time
+            self._sick = {told: time for told, time in self._sick.items() if time > now - _HEALTH_WINDOW}
             self._sick_at = now
+        against: dict[Target, set[str]] = defaultdict(set)
+        for card, message in self._sick:
+            against[card].add(message)
         cards_held = {_card_of(t) for t in state.targets if t.kind in {"slice", "card"}}
-        return {card: tuple(sorted(set(self._sick.get(card, ())))) for card in cards_held}
+        return {card: tuple(sorted(against.get(card, ()))) for card in cards_held}
 
 
 def _side_by_side(state: BackendState) -> set[Target]:
