@@ -14,7 +14,7 @@ from collector.nvml.body import Body, Labels
 
 Handle = Any
 _ALL_LINKS = 0xFFFFFFFF
-_MIG_NAME = re.compile(r"\bMIG (\S+)$")
+_MIG_NAME = re.compile(r"\bMIG (?:\d+c\.)?(\S+)$")
 
 ARCHITECTURES = {
     pynvml.NVML_DEVICE_ARCH_KEPLER: "kepler",
@@ -198,7 +198,7 @@ def read_memory(handle: Handle, labels: Labels, body: Body, *, whole: bool) -> N
 
 
 def mig_profile(name: str) -> str:
-    """Return the profile in an instance's name: `NVIDIA H200 MIG 3g.71gb` is `3g.71gb`, `MIG 1c.3g.71gb` likewise."""
+    """Return the profile of the GPU instance in a device's name: of `NVIDIA H200 MIG 1c.3g.71gb` it is `3g.71gb`."""
     match = _MIG_NAME.search(name)
     return match.group(1) if match else ""
 

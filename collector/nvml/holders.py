@@ -90,7 +90,8 @@ class HolderFinder:
         """Return which devices the kubelet gave to whom; None where there is no kubelet."""
         try:
             content = orjson.loads((self._root / _CHECKPOINT).read_bytes())
-            entries = content["Data"]["PodDeviceEntries"] or []
+            said = content["Data"]["PodDeviceEntries"] or []
+            entries = [entry for entry in said if isinstance(entry, dict)]
         except (OSError, orjson.JSONDecodeError, KeyError, TypeError):
             return None
         pods = self._pods()

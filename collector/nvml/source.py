@@ -45,6 +45,7 @@ class NvmlSource:
         self._xids = XidListener()
         self._processes = ProcessReader()
         self._uuids: dict[int, str] = {}
+        self._profiles: dict[tuple[str, str], str] = {}  # UUID, GPU instance -> profile, of the present cycle
         self._answered = False
         self.assembler = Assembler(context)
 
@@ -114,6 +115,7 @@ class NvmlSource:
         facts, grants = _versions(), self._finder.grants()
         branch = facts.get("driver_version", "").partition(".")[0]
         driver = int(branch) if branch.isdecimal() else 0
+        self._profiles.clear()
         cards: dict[str, Any] = {}
         gpm_keys: list[Key] = []
         pids: set[int] = set()
@@ -191,6 +193,7 @@ class NvmlSource:
             if number is None:
                 continue
             profile = mig_profile(ask(pynvml.nvmlDeviceGetName, handle).value or "")
+            self._profiles[card.uuid, str(number)] = profile
             labels = {**card.labels, "GPU_I_ID": str(number), "GPU_I_PROFILE": profile}
             processes = list_processes(handle)
             known |= processes.value is not None
@@ -236,8 +239,9 @@ class NvmlSource:
             body.reject(f"{uuid}: XID events: {reason}", "")
         for xid, count in sorted(self._xids.pick_up().items()):
             labels = {"UUID": xid.uuid, "xid": str(xid.code)}
-            if xid.instance:
-                labels["GPU_I_ID"] = xid.instance
+            profile = self._profiles.get((xid.uuid, xid.instance))
+            if profile is not None:  # else the instance is gone already, and its card has the XID
+                labels |= {"GPU_I_ID": xid.instance, "GPU_I_PROFILE": profile}
             body.add("nvml_xid_new", labels, float(count))
 
 

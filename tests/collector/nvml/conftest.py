@@ -14,7 +14,7 @@ import pandas as pd
 import pynvml
 import pytest
 
-from collector.batch import Batch
+from collector.batch import Batch, Fact
 from collector.nvml import NvmlSource
 from collector.plugins import SourceContext
 from collector.settings import SourceSettings
@@ -279,6 +279,7 @@ class Cycles:
         self.source = source
         self.now = START - timedelta(minutes=1)
         self.batch = Batch()
+        self.seen: list[Fact] = []
 
     def poll(self) -> Batch:
         self.now += timedelta(minutes=1)

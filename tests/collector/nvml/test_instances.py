@@ -82,7 +82,9 @@ def test_what_is_the_cards_stays_the_cards(cut: Driver, start: Start) -> None:
     assert cycles.facts("profile") == {"gi1": "3g.71gb", "gi9": "1g.18gb"}
 
 
-def test_compute_instances_share_their_gpu_instances_memory(cut: Driver, start: Start) -> None:
+def test_compute_instances_share_their_gpu_instances_memory(cut: Driver, start: Start, host: Host) -> None:
+    host.process(11, cgroup=host.container("a" * 64, "ml", "llama-0", "server"))
+    cut.process(104, 11, GIB)
     cut.instance(0, 4, 1, THREE | {"uuid": "MIG-three-b", "name": "NVIDIA H200 MIG 1c.3g.71gb"}, gpm={})
     cut.put(100, {"gpm:2": 80.0})
     cut.put(0, {"gpm_of_gi:1": 100})
@@ -92,6 +94,8 @@ def test_compute_instances_share_their_gpu_instances_memory(cut: Driver, start: 
     frame = cycles.rows("slice")
     assert sorted(frame.index) == ["gi1", "gi9"]
     assert frame.at["gi1", "memory_used_bytes"] == 40 * GIB
+    assert (frame.at["gi1", "tenant"], frame.at["gi1", "workload"]) == ("ml", "llama")
+    assert {f.value for f in cycles.batch.facts if f.name == "profile"} == set()  # told at the first sight
 
 
 def test_before_hopper_an_instance_has_memory_and_no_activity(driver: Driver, start: Start) -> None:

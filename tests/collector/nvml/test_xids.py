@@ -10,7 +10,7 @@ import pynvml
 import pytest
 
 from collector.nvml import xids
-from tests.collector.nvml.conftest import HOPPER, TURING, Cycles, Driver
+from tests.collector.nvml.conftest import GIB, HOPPER, TURING, Cycles, Driver
 
 Start = Callable[..., Cycles]
 
@@ -61,13 +61,22 @@ def test_the_same_xid_again_is_told_again(driver: Driver, start: Start) -> None:
 
 
 def test_an_xid_of_an_instance_is_of_its_slice(driver: Driver, start: Start) -> None:
-    card = driver.add(HOPPER)
+    card = driver.add(HOPPER, mig=1, mig_places=7)
+    one = {"uuid": "MIG-one", "name": "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "memory_total": GIB, "memory_used": 5}
+    driver.instance(card, 0, 9, one, gpm={2: 50.0})
     cycles = start(driver)
     cycles.poll()
-    driver.xid(card, 43, gi=9)
-    caught(driver, cycles, 1)
     cycles.poll()
-    assert cycles.events() == [("xid", "gi9")]
+    before = cycles.rows("slice").drop(columns="time").dropna(axis=1)
+    driver.xid(card, 43, gi=9)
+    driver.xid(card, 13, gi=4)  # of an instance that is gone
+    caught(driver, cycles, 2)
+    driver.put(card, {"power": 400_000})
+    cycles.poll()
+    assert sorted(cycles.events()) == [("xid", "GPU-h100"), ("xid", "gi9")]
+    assert cycles.rows("slice").drop(columns="time").dropna(axis=1).equals(before)
+    cycles.poll()
+    assert cycles.facts("kind") == {}
 
 
 def test_an_xid_of_a_card_that_fell_off_the_bus_is_still_told(driver: Driver, start: Start) -> None:
