@@ -1,7 +1,8 @@
 """Line protocol from columns: one line a row, one text pass a column.
 
-Numbers are written by orjson (shortest text that reads back as the same double), cut into cells, and all cells are
-joined once; nothing is done a value or a row in Python but a look into a dictionary of escaped tag sets.
+Numbers are written by orjson (shortest text that reads back as the same double), a column at once; its text is cut
+into cells without a copy, and Arrow joins all cells into lines. Nothing is done a value or a row in Python but a look
+into a dictionary of escaped tag sets.
 
 Line protocol has no way to write some tag values: a newline, a trailing backslash. Backslashes, control characters and
 `%` are therefore written as `%XX` in tags, and `unescape_tag` gives the value back, whatever the server. An empty value
@@ -11,15 +12,15 @@ is left out; where the set of tags of a table is fixed (3.x) it is written as `%
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import chain, repeat
 from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 EMPTY = "%"
@@ -85,26 +86,28 @@ class LineEncoder:
             columns = {name: values[present] for name, values in columns.items()}
             if not rows.num_rows:
                 return b""
-        first = next((name for name, values in columns.items() if np.isfinite(values).all()), None)
-        parts: list[Iterable[bytes]] = [self._prefixes(rows)]
-        if first is not None:  # the usual case: a value that every row has stands first, and needs no comma
-            parts += [repeat(b" " + _field_key(first)[1:]), _numbers(columns.pop(first))]
-        else:
-            parts.append(repeat(b"\n"))
+        parts: list[Any] = [self._prefixes(rows), _scalar(b" ")]
+        # A value that every row has stands last: what follows it need not be found out row by row.
+        last = next((name for name in reversed(columns) if np.isfinite(columns[name]).all()), None)
         for name, values in columns.items():
-            parts += _cells(_field_key(name), values)
-        parts.append(_times(rows.column("time")))
-        text = b"".join(chain.from_iterable(zip(*parts, strict=False)))
-        # Otherwise a line's first value follows its tags as "\n,", since no part of a line holds a newline.
-        return text if first is not None else text.replace(b"\n,", b" ")
+            if name != last:
+                parts += _cells(name, values)
+        if last is not None:
+            parts += [_scalar(_field_key(last)), _numbers(columns[last], b" ")]
+        else:
+            parts.append(_scalar(b"\r"))
+        times = rows.column("time").cast(pa.timestamp("ms", tz="UTC")).cast(pa.int64()).to_numpy()
+        parts.append(_numbers(np.ascontiguousarray(times), b"\n"))
+        text = _text_of(pc.binary_join_element_wise(*parts, _scalar(b"")))
+        return text if last is not None else text.replace(b",\r", b" ")  # nothing else in a line is a return
 
-    def _prefixes(self, rows: pa.Table) -> list[bytes]:
+    def _prefixes(self, rows: pa.Table) -> pa.Array:
         columns = [rows.column(tag).to_numpy().tolist() for tag in self._tags]
         if len(self._known) > _CACHED_TAG_SETS:
             self._known.clear()
         known = self._known
         sets = zip(*columns, strict=True) if columns else iter([()] * rows.num_rows)
-        return [known.get(tag_set) or self._learn(tag_set) for tag_set in sets]
+        return pa.array([known.get(tag_set) or self._learn(tag_set) for tag_set in sets], pa.binary())
 
     def _learn(self, tag_set: tuple[str, ...]) -> bytes:
         values = [escape_tag(value) or self._empty for value in tag_set]
@@ -115,28 +118,37 @@ class LineEncoder:
 
 @lru_cache(maxsize=1024)
 def _field_key(name: str) -> bytes:
-    return f",{escape_tag(name)}=".encode()
+    return f"{escape_tag(name)}=".encode()
 
 
-def _numbers(values: NDArray[Any]) -> list[bytes]:
-    """Return the text of each number."""
-    return orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")
+def _scalar(text: bytes) -> pa.Scalar:
+    return pa.scalar(text, pa.binary())
 
 
-def _cells(key: bytes, values: NDArray[np.float64]) -> list[Iterable[bytes]]:
-    """Return columns of text that make `,name=value` in a row that has the value, and nothing in others."""
+def _numbers(values: NDArray[Any], end: bytes) -> pa.Array:
+    """Return the text of each number, with `end` (one byte) after it: orjson's array of them, cut at its commas."""
+    text = np.frombuffer(orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY), np.uint8).copy()
+    commas = np.flatnonzero(text == ord(","))
+    text[commas] = text[-1] = ord(end)  # the array's own `]` stands after the last one
+    offsets = np.concatenate([[1], commas + 1, [len(text)]]).astype(np.int32)
+    return pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(offsets), pa.py_buffer(text)])
+
+
+def _cells(name: str, values: NDArray[np.float64]) -> list[Any]:
+    """Return what makes `name=value,` in a row that has the value, and nothing in others."""
+    key = _field_key(name)
+    if np.isfinite(values).all():
+        return [_scalar(key), _numbers(values, b",")]
     text = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
-    if b"n" not in text:  # of `null`
-        return [repeat(key), text.split(b",")]
-    text = (key + text.replace(b",", b"\n" + key)).replace(key + b"null", b"")
-    return [text.split(b"\n")] if len(text) >= len(values) else []
+    text = (key + text.replace(b",", b",\n" + key) + b",").replace(key + b"null,", b"")
+    return [pa.array(text.split(b"\n"), pa.binary())] if len(text) >= len(values) else []
 
 
-def _times(times: pa.ChunkedArray) -> Iterable[bytes]:
-    milliseconds = np.ascontiguousarray(times.cast(pa.timestamp("ms", tz="UTC")).cast(pa.int64()).to_numpy())
-    if (milliseconds == milliseconds[0]).all():
-        return repeat(b" %d\n" % milliseconds[0])
-    return [b" %s\n" % text for text in _numbers(milliseconds)]
+def _text_of(lines: pa.Array) -> bytes:
+    """Return the texts of an array one after the other: its own buffer."""
+    _, offsets, text = lines.buffers()
+    ends = np.frombuffer(offsets, np.int32, count=len(lines) + 1, offset=4 * lines.offset)
+    return bytes(text[int(ends[0]) : int(ends[-1])])
 
 
 def text_line(

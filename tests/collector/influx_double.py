@@ -82,19 +82,21 @@ def _plain(text: str) -> str:
 
 
 def split_lines(text: str) -> list[str]:
-    """Cut a body at newlines that stand in no quoted text."""
-    lines, quoted, start = [], False, 0
+    """Cut a body at newlines that stand in no quoted text; quotes count only behind a line's tags."""
+    lines, quoted, start, tags = [], False, 0, True
     index = 0
     while index < len(text):
         char = text[index]
         if char == "\\":
             index += 2
             continue
-        if char == '"':
+        if char == " ":
+            tags = False
+        elif char == '"' and not tags:
             quoted = not quoted
         elif char == "\n" and not quoted:
             lines.append(text[start:index])
-            start = index + 1
+            start, tags = index + 1, True
         index += 1
     return [line for line in [*lines, text[start:]] if line]
 
