@@ -355,7 +355,8 @@ class _Handler(BaseHTTPRequestHandler):
         if fault.drop:
             self.close_connection = True
             return
-        self._say(fault.status, json.dumps({"message": fault.message}).encode(), headers=fault.headers)
+        body = b"" if fault.status == 204 else json.dumps({"message": fault.message}).encode()
+        self._say(fault.status, body, headers=fault.headers)
 
     def _say(
         self, status: int, body: bytes, kind: str = "application/json", headers: dict[str, str] | None = None

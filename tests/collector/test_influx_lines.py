@@ -16,7 +16,27 @@ from tests.collector.influx_double import parse_line, split_lines
 
 TAGS = ("node", "gpu")
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
-    ["", " ", "a\\", "\\", ",", "=", "a b", "\n", "x\r\ny", "é", "日本", "%", "%5C", "%%", '"', "\\,", "a,\\ ", "\x00", ", "]
+    [
+        "",
+        " ",
+        "a\\",
+        "\\",
+        ",",
+        "=",
+        "a b",
+        "\n",
+        "x\r\ny",
+        "é",
+        "日本",
+        "%",
+        "%5C",
+        "%%",
+        '"',
+        "\\,",
+        "a,\\ ",
+        "\x00",
+        ", ",
+    ]
 )
 values = st.floats(width=64)
 
