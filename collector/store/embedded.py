@@ -200,6 +200,17 @@ class EmbeddedStore(RowReader):
                 for spec in MEASUREMENTS.values():
                     sealing.merge(shop, spec, owner)
 
+    def compact(self) -> None:
+        """Seal and merge all rows, remove files after their grace, give the catalogue's free room back to the disk."""
+        self.seal()
+        self.merge()
+        with catalogue.failures(self._folder, "compact"):
+            shop = self._open_workshop()
+            with shop.insisting():
+                shop.purge()
+                shop.db.execute("VACUUM")
+                shop.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
     def maintain(self) -> None:
         """Do now what the thread does from time to time: seal and merge what is due, remove files after their grace.
 

@@ -92,6 +92,8 @@ def info(ctx: typer.Context, json: Json = False) -> None:
         empty="no rows",
     )
     say(f"{found.facts} facts, {found.events} events, {found.rejects} rejects; {found.disk_bytes / 2**20:.1f} MiB")
+    if found.lost_rows:
+        say(f"{found.lost_rows} rows had to go before they were shipped, for want of disk (store.disk_max_bytes)")
 
 
 def _span(held: Holding) -> tuple[str, str]:
@@ -99,17 +101,49 @@ def _span(held: Holding) -> tuple[str, str]:
 
 
 @store_group.command()
-def seal(ctx: typer.Context, json: Json = False) -> None:
-    """Write all unsealed rows to Parquet files now, and merge the files of each day."""
-    context = context_of(ctx)
-    describe_store(context.settings.store)  # says so where there is no store, instead of making one
+def compact(ctx: typer.Context, json: Json = False) -> None:
+    """Write all unsealed rows to Parquet files now, merge the files of each day, give free room back to the disk."""
+    settings = context_of(ctx).settings.store
+    before = describe_store(settings)  # says so where there is no store, instead of making one
     from collector.store import EmbeddedStore  # noqa: PLC0415  DuckDB loads slowly
 
-    with closing(EmbeddedStore(context.settings.store)) as store:
-        store.seal()
-        store.merge()
-    files = sum(held.files for held in describe_store(context.settings.store).holdings)
+    with closing(EmbeddedStore(settings)) as store:
+        store.compact()
+    after = describe_store(settings)
+    files = sum(held.files for held in after.holdings)
     if json:
-        print_json({"schema_version": 1, "files": files})
+        print_json({"schema_version": 1, "files": files, "disk_bytes": after.disk_bytes})
     else:
-        say(f"sealed; {files} files")
+        say(f"compacted; {files} files, {before.disk_bytes / 2**20:.1f} MiB are now {after.disk_bytes / 2**20:.1f} MiB")
+
+
+@store_group.command()
+def verify(ctx: typer.Context, json: Json = False) -> None:
+    """Read everything that the store holds and say what is missing or damaged; exit 1 where something is."""
+    from collector.store.verify import verify_store  # noqa: PLC0415
+
+    problems = list(verify_store(context_of(ctx).settings.store))
+    if json:
+        print_json({"schema_version": 1, "ok": not problems, "problems": problems})
+    else:
+        for problem in problems:
+            say(problem)
+        say("all is there and readable" if not problems else f"{len(problems)} problems")
+    if problems:
+        raise typer.Exit(1)
+
+
+@store_group.command()
+def backup(
+    ctx: typer.Context,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Empty folder to copy to; made where it is absent.")],
+    json: Json = False,
+) -> None:
+    """Copy the store while it is in use. To restore, stop the loops and put the copy in the place of store.path."""
+    from collector.store.backup import backup_store  # noqa: PLC0415
+
+    size = backup_store(context_of(ctx).settings.store, folder)
+    if json:
+        print_json({"schema_version": 1, "path": str(folder), "bytes": size})
+    else:
+        say(f"copied to {folder}: {size / 2**20:.1f} MiB")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -79,7 +80,14 @@ def test_an_unknown_measurement_is_a_wrong_call(trimtab: Callable[..., Ran], sto
 
 
 def test_without_a_store_the_commands_say_what_to_do(trimtab: Callable[..., Ran]) -> None:
-    for call in (["export", "out"], ["store", "info"], ["store", "seal"], ["workloads"]):
+    for call in (
+        ["export", "out"],
+        ["store", "info"],
+        ["store", "compact"],
+        ["store", "verify"],
+        ["store", "backup", "copy"],
+        ["workloads"],
+    ):
         ran = trimtab(*call)
         assert ran.code == 4, call
         assert "run `trimtab collect` or `trimtab import` first" in ran.err
@@ -94,14 +102,14 @@ def test_an_empty_store_is_said(trimtab: Callable[..., Ran]) -> None:
     assert trimtab("store", "info").out.startswith("no rows\n")
 
 
-def test_store_info_counts_and_seal_moves_rows_to_files(trimtab: Callable[..., Ran], store: Path) -> None:
+def test_store_info_counts_and_compacting_moves_rows_to_files(trimtab: Callable[..., Ran], store: Path) -> None:
     before = json.loads(trimtab("store", "info", "--json").out)["store"]
     assert [(h["measurement"], h["rows"], h["unsealed"]) for h in before["holdings"]] == [
         ("gpu", MINUTES, MINUTES),
         ("slice", 2 * MINUTES, 2 * MINUTES),
     ]
     assert before["facts"] == 1
-    assert trimtab("store", "seal").code == 0
+    assert trimtab("store", "compact").code == 0
     after = json.loads(trimtab("store", "info", "--json").out)["store"]
     raw = [h for h in after["holdings"] if h["tier"] == "raw"]
     assert [(h["measurement"], h["rows"], h["unsealed"], h["files"]) for h in raw] == [
@@ -109,7 +117,23 @@ def test_store_info_counts_and_seal_moves_rows_to_files(trimtab: Callable[..., R
         ("slice", 2 * MINUTES, 0, 1),
     ]
     assert "gpu" in trimtab("store", "info").out
-    assert json.loads(trimtab("store", "seal", "--json").out)["files"] == len(list(store.glob("sealed/*.parquet")))
+    assert json.loads(trimtab("store", "compact", "--json").out)["files"] == len(list(store.glob("sealed/*.parquet")))
+
+
+def test_verify_says_what_is_missing_and_a_copy_stands_in(trimtab: Callable[..., Ran], store: Path) -> None:
+    assert trimtab("store", "compact").code == 0
+    assert trimtab("store", "verify").out == "all is there and readable\n"
+    assert trimtab("store", "backup", "copy").out.startswith("copied to copy: ")
+    assert trimtab("store", "backup", "copy").code == 2
+    (gone,) = store.glob("sealed/gpu-hour-*")
+    gone.unlink()
+    ran = trimtab("store", "verify", "--json")
+    assert ran.code == 1
+    (problem,) = json.loads(ran.out)["problems"]
+    assert problem.startswith(f"{gone.name}: missing; ")
+    shutil.rmtree(store)
+    shutil.move("copy", store)
+    assert json.loads(trimtab("store", "verify", "--json").out) == {"schema_version": 1, "ok": True, "problems": []}
 
 
 def test_workloads_say_where_each_value_came_from(trimtab: Callable[..., Ran], store: Path) -> None:
