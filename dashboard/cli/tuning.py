@@ -13,13 +13,14 @@ import typer
 from collector.clock import SystemClock
 from collector.errors import TrimtabError
 from dashboard.cli.context import Context, Json, context_of, opened_state
+from dashboard.cli.holdings import register as register_holdings
 from dashboard.cli.output import note, print_json, say
 from tuner import killswitch
 from tuner.model import Freeze
 
 PANEL = "Tune"
 
-audit_group = typer.Typer(no_args_is_help=True, help="Check the record of everything that was changed.")
+audit_group = typer.Typer(no_args_is_help=True, help="The record: what was changed, and who held what.")
 
 
 class Level(StrEnum):
@@ -40,6 +41,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands to the root."""
     app.command(rich_help_panel=PANEL)(pause)
     app.command(rich_help_panel=PANEL)(resume)
+    register_holdings(audit_group)
     app.add_typer(audit_group, name="audit", rich_help_panel=PANEL)
 
 
