@@ -7,14 +7,17 @@ started, and no other.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -290,12 +293,44 @@ def influxdb1(tmp: Path, *, port: int = 0, data: Path | None = None) -> Iterator
 
 
 @contextmanager
+def pages(bodies: Mapping[str, Callable[[], str]]) -> Iterator[str]:
+    """Serve texts such as metrics pages on loopback; yields the base address.
+
+    Args:
+        bodies: path -> what gives its text each time that it is asked for.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = bodies[self.path]().encode() if self.path in bodies else b""
+            self.send_response(200 if self.path in bodies else 404)
+            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
+            del format, args
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextmanager
 def prometheus(
     tmp: Path,
     version: PrometheusVersion = "3.16",
     scrape: Sequence[str] = (),
     interval: float = 1.0,
     *,
+    labels: Sequence[Mapping[str, str]] = (),
     port: int = 0,
     arguments: Sequence[str] = (),
     web_config: str = "",
@@ -307,6 +342,7 @@ def prometheus(
         version: which one.
         scrape: addresses of metrics pages, such as http://127.0.0.1:1234/metrics.
         interval: seconds between scrapes, a whole number of milliseconds.
+        labels: of each address, what service discovery would add (such as namespace and pod); empty: nothing.
         port: 0 takes a free one.
         arguments: more command line.
         web_config: YAML of a web configuration file (basic_auth_users, tls_server_config); with one, the server is
@@ -320,7 +356,7 @@ def prometheus(
     folder = _folder(tmp, f"prometheus-{version}")
     address = f"127.0.0.1:{port or free_port()}"
     settings = folder / "prometheus.yml"
-    settings.write_text(_scrape_settings(scrape, interval))
+    settings.write_text(_scrape_settings(scrape, interval, labels or [{} for _ in scrape]))
     command = [binary, f"--config.file={settings}", f"--storage.tsdb.path={folder / 'data'}"]
     command += [f"--web.listen-address={address}", "--log.level=warn", "--web.enable-admin-api", *arguments]
     scheme = "http"
@@ -340,16 +376,16 @@ def _listens(address: str) -> bool:
         return probe.connect_ex((host, int(port))) == 0
 
 
-def _scrape_settings(scrape: Sequence[str], interval: float) -> str:
+def _scrape_settings(scrape: Sequence[str], interval: float, labels: Sequence[Mapping[str, str]]) -> str:
     every = f"{round(interval * 1000)}ms"
     lines = [f"global: {{scrape_interval: {every}, scrape_timeout: {every}}}", "scrape_configs:"]
-    for number, address in enumerate(scrape):
+    for number, (address, added) in enumerate(zip(scrape, labels, strict=True)):
         parts = urlsplit(address)
         lines += [
             f"- job_name: job-{number}",
             f"  scheme: {parts.scheme}",
             f"  metrics_path: {parts.path or '/metrics'}",
-            f"  static_configs: [{{targets: ['{parts.netloc}']}}]",
+            f"  static_configs: [{{targets: ['{parts.netloc}'], labels: {json.dumps(dict(added))}}}]",
         ]
     return "\n".join(lines if scrape else lines[:1]) + "\n"
 

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,14 +16,17 @@ from collector.errors import ConfigurationError, TrimtabError, UnreachableError
 from collector.plugins import load_plugin
 from collector.protocols import Source
 from collector.settings import SourceSettings, TargetSettings
+from collector.window import LONGEST_SECONDS, Window
 from dashboard.cli.context import Now, Once, context_of, instant, opened_store
 from dashboard.cli.logs import start_logging
-from dashboard.cli.output import note
+from dashboard.cli.output import clean, note, progress_bars
 from dashboard.cli.shipping import ship_once, shipping
 from dashboard.config import Settings, source_context
 from dashboard.stopping import stopped_by_signals
 
 if TYPE_CHECKING:
+    from rich.progress import TaskID
+
     from collector.protocols import Store
 
 PANEL = "Collect"
@@ -51,6 +55,16 @@ def collect(
         typer.Option("--interval", metavar="SECONDS", min=1, help="Length of a cycle; else that of [cluster]."),
     ] = None,
     once: Once = False,
+    backfill: Annotated[
+        float | None,
+        typer.Option(
+            "--backfill",
+            metavar="DAYS",
+            min=0.001,
+            max=LONGEST_SECONDS / 86400.0,
+            help="Fill in what the store lacks of the past days, from a Prometheus, and end.",
+        ),
+    ] = None,
     now: Now = None,
 ) -> None:
     """Read the sources into the store, again and again until stopped; Ctrl-C loses nothing.
@@ -60,13 +74,18 @@ def collect(
     from collector.collect import Collector  # noqa: PLC0415  HTTP and Prometheus clients load slowly
 
     context = context_of(ctx)
-    if now is not None and not once:
+    if once and backfill is not None:
+        raise ConfigurationError("expected --once or --backfill, got both; keep one")
+    if now is not None and not once and backfill is None:
         raise ConfigurationError("--now speaks of one cycle; expected --once beside it, found none; add --once")
     start_logging(context.settings.log)
     seconds = interval if interval is not None else context.settings.cluster.interval_seconds
     chosen = chosen_sources(context.settings, target or [], prometheus, nvml=nvml)
     sources = make_sources(chosen, context.settings, seconds)
     with opened_store(context, read_only=False) as store, closed_afterwards(sources):
+        if backfill is not None:
+            filled_in(sources, store, Window.last(instant(now), timedelta(days=backfill)))
+            return
         state = context.settings.store.path / "collector.json"
         collector = Collector(sources, store, context.clock, seconds, state_path=state)
         if once:
@@ -84,6 +103,38 @@ def collect(
         note("stopped; every row that was read is in the store")
         if stop.by_interrupt:
             raise typer.Exit(130)
+
+
+def filled_in(sources: Sequence[Source], store: Store, window: Window) -> None:
+    """Write what the sources know of a past window and the store does not, with a bar for each source.
+
+    Raises:
+        UnreachableError: no source has rows of it.
+    """
+    from collector.backfill import FillReport, fill  # noqa: PLC0415
+
+    seen = False
+    with stopped_by_signals() as stop, progress_bars() as bars:
+        for source in sources:
+            task = bars.add_task(clean(source.describe().name), total=window.seconds, rows=0)
+
+            def show(report: FillReport, task: TaskID = task) -> None:
+                if report.until is not None:
+                    bars.update(task, completed=(report.until - window.start).total_seconds(), rows=report.rows)
+
+            report = fill(source, store, window, stop, show)
+            seen = seen or report.until is not None
+            if stop.is_set():
+                break
+            bars.update(task, completed=window.seconds)
+    ship_once(store)
+    if stop.is_set():
+        note("stopped; what was read is in the store, and the same command goes on from there")
+        raise typer.Exit(130 if stop.by_interrupt else 0)
+    if not seen:
+        raise UnreachableError(
+            f"no source has rows since {window.start:%Y-%m-%d %H:%M} UTC; expected a prometheus that scraped then"
+        )
 
 
 @contextmanager

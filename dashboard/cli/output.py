@@ -15,6 +15,7 @@ import orjson
 from rich import box
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -45,6 +46,18 @@ def _console(*, stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
     return Console(file=stream, stderr=stderr, force_terminal=terminal, highlight=False, markup=False, emoji=False)
+
+
+def progress_bars() -> Progress:
+    """Return bars for stderr, to be entered as a context; each task has a description and a field `rows`."""
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[rows]} rows", markup=False),
+        TimeRemainingColumn(),
+        console=stderr(),
+    )
 
 
 def say(text: str) -> None:
