@@ -1,4 +1,4 @@
-"""`python -m benchmarks SUBJECT [--json]`: run one subject, print one row a figure, exit 1 where a bound fails."""
+"""`python -m benchmarks SUBJECT... [--json]`: run subjects, print one row a figure, exit 1 where a bound fails."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ import pandas as pd
 
 from benchmarks.figures import Figure, calibration_seconds
 
+_WITH = {"collect": ("backfill",)}  # the past is collected as well
+
 
 def subjects() -> list[str]:
     """Modules of this folder that have a `run()`."""
@@ -25,9 +27,9 @@ def subjects() -> list[str]:
 
 
 def main() -> int:
-    """Run the subject that the command line names."""
+    """Run the subjects that the command line names."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("subject", choices=subjects())
+    parser.add_argument("subject", nargs="+", choices=subjects())
     parser.add_argument("--json", action="store_true", help="print a list of objects")
     options = parser.parse_args()
     print(
@@ -35,7 +37,10 @@ def main() -> int:
         f"calibration {calibration_seconds():.3f} CPU s",
         file=sys.stderr,
     )
-    figures: list[Figure] = importlib.import_module(f"benchmarks.{options.subject}").run()
+    names = dict.fromkeys(name for subject in options.subject for name in (subject, *_WITH.get(subject, ())))
+    figures: list[Figure] = []
+    for name in names:
+        figures += importlib.import_module(f"benchmarks.{name}").run()
     if options.json:
         print(json.dumps([figure.to_json() for figure in figures], indent=1))
     else:
