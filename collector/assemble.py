@@ -71,6 +71,7 @@ SIMULATED_METRIC = "trimtab_simulated"
 _PLANS_KEPT = 8
 _ACTIVITY = [SLICE_INDEX[name] for name in ("sm_active_ratio", "engine_active_ratio")]
 _AT_WORK = 0.1
+_SILENCE, _NOWHERE = Exposition(), np.empty(0, dtype=np.int64)
 _NO_BODY = Exposition(metadata=True)  # of a scheduler that answered: no text, and nothing wrong
 
 
@@ -79,6 +80,9 @@ class Scrape:
     """What one target said in one cycle: a parsed body, or the reason why there is none.
 
     age_seconds: how old the values were at the cycle's instant, where the source knows it.
+    resting: nothing was asked, or the answer is still awaited: what was said before holds, and there are no values.
+    interval_seconds: how often it is asked, where that is not in every cycle; 0: in every one.
+    skew_seconds: how far its clock is ahead of ours; NaN where it does not say.
     kube, demand: what a scheduler's own interface said instead of a body.
     denied: parts of it that could not be read, with the reason.
     """
@@ -87,6 +91,9 @@ class Scrape:
     body: Exposition | None
     error: str = ""
     age_seconds: float = 0.0
+    resting: bool = False
+    interval_seconds: float = 0.0
+    skew_seconds: float = math.nan
     kube: KubeState | None = None
     demand: SchedulerState | None = None
     denied: Mapping[str, str] = field(default_factory=dict)
@@ -137,6 +144,7 @@ class _Memory:
     series: Sequence[Series] | None = None
     layout: Arrangement | None = None
     places: Ints | None = None
+    interval_seconds: float = 0.0
     xids: _Watched = field(default_factory=_Watched)
     facts: _Watched = field(default_factory=_Watched)
 
@@ -288,6 +296,12 @@ class Assembler:
             memory = self._targets.get(key)
             if memory is None or (memory.state.target is not scrape.target and memory.state.target != scrape.target):
                 memory = self._targets[key] = _Memory(TargetState(scrape.target, self._world))
+            if scrape.resting:
+                if memory.layout is not None:
+                    live.append(_Live(memory, memory.state, scrape, _SILENCE, memory.layout, offset, _NOWHERE))
+                    offset += memory.layout.size
+                continue
+            memory.interval_seconds = scrape.interval_seconds
             body = _NO_BODY if scrape.of_scheduler else scrape.body
             up = self._target_watch.observe(scrape.target, body, scrape.error, report)
             if up and scrape.of_scheduler:
@@ -310,7 +324,10 @@ class Assembler:
             if self._target_watch.same_machine(scrape.target, memory.layout, report):
                 live.append(_Live(memory, memory.state, scrape, scrape.body, memory.layout, offset, memory.places))
                 offset += memory.layout.size
-                scrape.age_seconds = scrape.age_seconds or self._target_watch.clock(scrape.target, scrape.body, report)
+                own_clock = self._target_watch.clock(
+                    scrape.target, scrape.body, report, skew_seconds=scrape.skew_seconds
+                )
+                scrape.age_seconds = scrape.age_seconds or own_clock
                 if memory.layout.rejects:
                     report.reject_all(report.target(scrape.target), memory.layout.rejects)
         return live
@@ -371,6 +388,7 @@ class Assembler:
             [layout.channels for layout in layouts],
             [layout.cards for layout in layouts],
             instances,
+            intervals=[one.memory.interval_seconds for one in live],
         )
         self._plans[key] = (layouts, plan)
         return plan
@@ -379,6 +397,8 @@ class Assembler:
         """Read what Kubernetes says again where a value or a series changed; say whether it did."""
         changed = self._schedulers.take({target_key(one.target): (one.kube, one.demand) for one in scrapes})
         for one in live:
+            if one.scrape.resting:
+                continue
             if not one.layout.kube:
                 changed |= self._kube_parts.pop(one.state.key, None) is not None
                 continue
@@ -477,7 +497,8 @@ class Assembler:
             return had
         matrix = slice_matrix(table, numbers)
         self._busy_servers = _at_work(table, matrix)
-        self._board.read(numbers, self.context.interval_seconds, matrix)
+        own = (memory.interval_seconds for memory in self._targets.values())
+        self._board.read(numbers, max((self.context.interval_seconds, *own)), matrix)
         add_flops(table, matrix)
         keep = any_value(matrix)
         fill_constants(table, numbers, matrix, ages)
@@ -599,6 +620,8 @@ def _read_facts(live: Sequence[_Live], raw: Floats) -> bool:
     """Keep values that are facts of cards; say whether any is new."""
     changed = False
     for one in live:
+        if one.scrape.resting:
+            continue
         values = raw[one.offset + one.layout.fact_places]
         if not one.memory.facts.moved(one.layout, values):
             continue
@@ -616,6 +639,8 @@ def _xids(live: Sequence[_Live], raw: Floats) -> list[tuple[XidReading, float]]:
     """Return the readings of targets where any differs from the last cycle's, or tells of this cycle alone."""
     readings: list[tuple[XidReading, float]] = []
     for one in live:
+        if one.scrape.resting:
+            continue
         values = raw[one.offset + one.layout.xid_places]
         if one.memory.xids.moved(one.layout, values) or one.layout.new_xids:
             readings += zip(one.layout.xids, values.tolist(), strict=True)

@@ -252,7 +252,9 @@ class CardWatch:
         loaded = (matrix[:, _BUSY] > 0.1) | (matrix[:, _ENGINE] > 0.1)
         same = (moving == self._moving).all(axis=1)  # NaN is equal to nothing
         moved = np.where(np.isnan(energy), ~(same & loaded), (energy > 0) | ~same)
-        self._moving, self._still = moving, np.where(moved, 0, self._still + 1)
+        silent = np.isnan(energy) & np.isnan(moving).all(axis=1)  # nothing was read: it is neither still nor moving
+        self._still = np.where(silent, self._still, np.where(moved, 0, self._still + 1))
+        self._moving = np.where(silent[:, np.newaxis], self._moving, moving)
         limit = still_polls(self._context.interval_seconds)
         frozen: list[int] = np.flatnonzero(self._still >= limit).tolist()
         return frozen

@@ -5,55 +5,71 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from collector.assemble import Assembler, Scrape
-from collector.batch import Batch
+from collector.batch import Batch, Event, Severity, Subject
 from collector.clock import Clock, grid_floor
 from collector.errors import InputRejectedError, UnreachableError
 from collector.plugins import SourceContext
 from collector.protocols import Source, Store
+from collector.readings import Gathering, Readings
+from collector.schedule import spread_seconds
+from collector.scrape import ScrapeSource
 from collector.slots import target_key
 from collector.state_file import Resumable, StateFile
 
+if TYPE_CHECKING:
+    from collector.self_metrics import CollectorMetrics
+
 _LOG = logging.getLogger(__name__)
+_PATIENCE_SHARE = 0.75  # of the interval that a cycle waits for a source
 
 
 @runtime_checkable
-class Gathering(Protocol):
-    """A source that can say what its targets said: what several such sources gather becomes rows together.
+class Spreading(Protocol):
+    """A source that spreads its requests over a part of the cycle, so that not all begin at once."""
 
-    One target tells of cards and another one of the pods on them, whichever table each stands in.
-    """
+    spread_seconds: float
 
-    assembler: Assembler
 
-    def gather(self, now: datetime) -> list[Scrape]:
-        """Read all targets.
+@runtime_checkable
+class Noticing(Protocol):
+    """A source that has something to say of itself, such as targets that are not found any more."""
 
-        Raises:
-            UnreachableError: nothing at all could be read.
-        """
+    def notices(self) -> list[tuple[str, Severity, str]]:
+        """Return what came up since the last call: code, severity, message."""
         ...
 
 
 @dataclass(slots=True)
 class CycleReport:
-    """What one cycle did: rows and rejects written, sources that could not be read with the reason."""
+    """What one cycle did: what was written, sources that could not be read with the reason.
+
+    blind: clusters of which nothing at all was seen.
+    """
 
     at: datetime
     rows: int = 0
     rejects: int = 0
     events: int = 0
     failures: dict[str, str] = field(default_factory=dict)
+    event_codes: Counter[str] = field(default_factory=Counter)
+    reject_reasons: Counter[str] = field(default_factory=Counter)
+    blind: set[str] = field(default_factory=set)
 
 
 class Collector:
     """Polls sources and writes what they give.
+
+    Several sources are polled at once. One that is slow, or that fails in whatever way, does not hold up the others:
+    what it says counts in the next cycle.
 
     Args:
         sources: where rows come from; those that gather under one configuration share one assembler.
@@ -61,6 +77,7 @@ class Collector:
         clock: time.
         interval_seconds: length of a cycle.
         state_path: file for what sources must remember over a restart; None: nothing is remembered.
+        metrics: counts what is done.
     """
 
     def __init__(
@@ -71,18 +88,24 @@ class Collector:
         interval_seconds: float,
         *,
         state_path: Path | None = None,
+        metrics: CollectorMetrics | None = None,
     ) -> None:
         self._sources = list(sources)
+        self._names = [source.describe().name for source in self._sources]
         self._store = store
         self._clock = clock
         self._interval = interval_seconds
+        self._metrics = metrics
         self._assemblers: dict[SourceContext, Assembler] = {}
         for source in self._sources:
             if isinstance(source, Gathering):
                 self._assemblers.setdefault(source.assembler.context, source.assembler)
+        self._blind = dict.fromkeys(self._assemblers, False)
+        self._readings = Readings(self._sources, patience_seconds=_PATIENCE_SHARE * interval_seconds)
+        self._keepers = self._list_keepers()
         self._state = None if state_path is None else StateFile(state_path)
         if self._state is not None:
-            self._state.load(self._keepers())
+            self._state.load(self._keepers)
 
     def run_once(self, now: datetime) -> CycleReport:
         """Poll each source once and write what they give; a source that fails does not hold up the others.
@@ -91,14 +114,18 @@ class Collector:
             InputRejectedError: the clock is far from reason.
             UnreachableError: the store cannot be written, or no source at all could be read.
         """
-        report = CycleReport(now)
-        for batch in self._read(now, report):
-            self._store.write(batch)
-            report.rows += batch.row_count
-            report.rejects += sum(reject.count for reject in batch.rejects)
-            report.events += len(batch.events)
-        if self._state is not None:
-            self._state.save(self._keepers())
+        start = time.perf_counter()
+        report, stored = CycleReport(now), False
+        try:
+            self._cycle(now, report)
+            stored = True
+        finally:
+            if self._metrics is not None:
+                for name, source in zip(self._names, self._sources, strict=True):
+                    if isinstance(source, ScrapeSource):
+                        self._metrics.source(name, source.tally)
+                self._metrics.failed(report.failures, blind=bool(report.blind))
+                self._metrics.cycle(report if stored else None, time.perf_counter() - start)
         if self._sources and len(report.failures) == len(self._sources):
             raise UnreachableError("; ".join(report.failures.values()))
         return report
@@ -108,6 +135,9 @@ class Collector:
 
         A cycle that has begun is finished and written. Cycles that were overslept are left out, not caught up.
         """
+        for source in self._sources:
+            if isinstance(source, Spreading):
+                source.spread_seconds = spread_seconds(self._interval)
         cycles = 0
         while not stop.is_set():
             now = self._clock.now()
@@ -120,37 +150,86 @@ class Collector:
             cycles += 1
             if self._clock.wait(self._until_next(), stop):
                 break
+        self._readings.close()
         return cycles
 
-    def _read(self, now: datetime, report: CycleReport) -> Iterator[Batch]:
-        """Yield a batch of each source that makes its own, then one of all that was gathered."""
+    def _cycle(self, now: datetime, report: CycleReport) -> None:
         gathered: dict[SourceContext, dict[str, Scrape]] = {}
+        for n, result in self._readings.take(now):
+            source, name = self._sources[n], self._names[n]
+            if isinstance(result, Exception):
+                self._fail(name, result, report)
+            elif isinstance(result, Batch):
+                try:
+                    self._write(result, report)
+                except (KeyError, TypeError, ValueError) as error:
+                    self._fail(name, error, report)
+            elif isinstance(source, Gathering):
+                add_scrapes(gathered.setdefault(source.assembler.context, {}), result)
+        for context, assembler in self._assemblers.items():
+            batch, said = Batch(), list(gathered.get(context, {}).values())
+            if context in gathered:
+                batch = assembler.assemble(grid_floor(now, context.interval_seconds), said)
+            self._look(context, batch, said, report)
+            if context in gathered or batch.events:
+                self._write(batch, report)
+        if self._state is not None:
+            self._state.save(self._keepers)
+
+    def _write(self, batch: Batch, report: CycleReport) -> None:
+        self._store.write(batch)
+        report.rows += batch.row_count
+        report.rejects += sum(reject.count for reject in batch.rejects)
+        report.events += len(batch.events)
+        report.event_codes.update(event.code for event in batch.events)
+        for reject in batch.rejects:
+            report.reject_reasons[reject.reason] += reject.count
+
+    def _fail(self, name: str, error: Exception, report: CycleReport) -> None:
+        """Note that a source failed; what a plug-in raises is said in one line, with the traceback for debugging."""
+        said = str(error).partition("\n")[0]
+        if not isinstance(error, UnreachableError):
+            said = f"unexpected {type(error).__name__}: {said or 'no message'}"
+            _LOG.debug("source %s", name, exc_info=error)
+        report.failures[name] = said
+        _LOG.warning("source %s: %s", name, said)
+
+    def _look(self, context: SourceContext, batch: Batch, said: Sequence[Scrape], report: CycleReport) -> None:
+        """Add what sources say of themselves, and say so when nothing at all is seen of a cluster, or again."""
+        subject = Subject("cluster", context.cluster)
         for source in self._sources:
-            try:
-                if isinstance(source, Gathering):
-                    scrapes = source.gather(now)
-                    add_scrapes(gathered.setdefault(source.assembler.context, {}), scrapes)
-                else:
-                    yield source.poll(now)
-            except UnreachableError as error:
-                name = source.describe().name
-                report.failures[name] = str(error)
-                _LOG.warning("source %s: %s", name, error)
-        for context, said in gathered.items():
-            instant = grid_floor(now, context.interval_seconds)
-            yield self._assemblers[context].assemble(instant, list(said.values()))
+            if isinstance(source, Gathering) and source.assembler.context == context and isinstance(source, Noticing):
+                batch.events += [Event(subject, *notice, report.at) for notice in source.notices()]
+        answered = sum(one.body is not None or one.of_scheduler for one in said)
+        if batch.row_count:
+            blind = False
+        elif any(one.resting for one in said) or (context.shard is not None and not said):
+            blind = self._blind[context]  # nothing was due
+        else:
+            blind = True
+        if blind:
+            report.blind.add(context.cluster)
+        if blind == self._blind[context]:
+            return
+        self._blind[context] = blind
+        if blind:
+            why = f"{answered} answered, and none of a card, a node or a queue" if answered else "none answered"
+            message = f"the collector sees nothing of {context.cluster}: of {len(said)} targets {why}"
+            batch.events.append(Event(subject, "blind", Severity.CRITICAL, message, report.at))
+        else:
+            message = f"the collector sees {context.cluster} again"
+            batch.events.append(Event(subject, "sees_again", Severity.INFO, message, report.at))
 
     def _until_next(self) -> float:
         """Return seconds until the grid's next instant."""
         seconds = self._clock.now().timestamp()
         return (math.floor(seconds / self._interval) + 1) * self._interval - seconds
 
-    def _keepers(self) -> list[tuple[list[str], Resumable]]:
+    def _list_keepers(self) -> list[tuple[list[str], Resumable]]:
         """Return what must be remembered, each with the names of its sources."""
         shared: dict[SourceContext, list[str]] = {}
         keepers: list[tuple[list[str], Resumable]] = []
-        for source in self._sources:
-            name = source.describe().name
+        for name, source in zip(self._names, self._sources, strict=True):
             if isinstance(source, Gathering):
                 shared.setdefault(source.assembler.context, []).append(name)
             elif isinstance(source, Resumable):

@@ -56,6 +56,7 @@ class Plan:
     cards: Ints
     channels: Ints  # numbers in the registry
     counters: Ints  # positions in `channels` of counters
+    own_intervals: Floats  # of the targets of those counters, in seconds; 0: they are read in each cycle
     counter_samples: Bools
     masked: Ints  # positions in `samples` of bit masks
     quiet: Ints  # positions in `samples` whose exporter has a way to say that there is nothing
@@ -109,6 +110,8 @@ def lay_out(
     channels: Sequence[Ints],
     cards: Sequence[Ints],
     instances: Mapping[int, int],
+    *,
+    intervals: Sequence[float] = (),
 ) -> Plan:
     """Lay out the series of all targets of a cycle.
 
@@ -118,6 +121,7 @@ def lay_out(
         channels: the channel that each sample feeds.
         cards: the card that each sample speaks of, -1 for none.
         instances: row of a card -> how many MIG instances it has: a sum over fewer is not the card's.
+        intervals: how often each target is read, in seconds, where that is not in every cycle; 0: in every one.
     """
     empty = np.empty(0, dtype=np.int64)
     all_samples = np.concatenate([empty, *samples])
@@ -132,12 +136,17 @@ def lay_out(
         floor[n] = instances.get(int(tables.entry_cell[entries[n]]) // len(FIELDS), 0)
     order = np.argsort(tables.entry_rank[entries])
     kinds = tables.kind[used]
+    counters = np.flatnonzero(kinds != GAUGE)
+    own = np.zeros(len(used))
+    if any(intervals):
+        own[local] = np.concatenate([np.full(len(s), one) for s, one in zip(samples, intervals, strict=True)])
     return Plan(
         samples=all_samples,
         local=local,
         cards=all_cards,
         channels=used,
-        counters=np.flatnonzero(kinds != GAUGE),
+        counters=counters,
+        own_intervals=own[counters],
         counter_samples=kinds[local] != GAUGE if len(local) else np.zeros(0, dtype=bool),
         masked=np.flatnonzero(tables.mask[all_channels] != 0),
         quiet=np.flatnonzero(tables.quiet[all_channels]),
@@ -204,7 +213,9 @@ def evaluate(
         grown = registry.counters.advance(table.counter[channels], _highest(plan, value, valid), now_ms)
         growth[channels], seconds[channels], fallen = grown.increment, grown.seconds, channels[grown.fell]
         seconds[used[~sampled]] = np.nan
-        result[plan.counters] = _scaled(grown, table, channels, 2 * interval_seconds + 1e-6)
+        result[plan.counters] = _scaled(
+            grown, table, channels, 2 * np.maximum(plan.own_intervals, interval_seconds) + 1e-6
+        )
     matrix = _cells(plan, result, sampled)
     return Numbers(matrix, growth, seconds, levels, invalid, fallen, dead)
 
@@ -264,7 +275,7 @@ def _highest(plan: Plan, value: Floats, valid: Bools) -> Floats:
     return raw
 
 
-def _scaled(grown: Growth, table: Tables, channels: Ints, gap_seconds: float) -> Floats:
+def _scaled(grown: Growth, table: Tables, channels: Ints, gap_seconds: Floats) -> Floats:
     """Return increments and rates in base units; over a gap only counts of errors keep theirs."""
     scaled = grown.increment * table.scale[channels]
     kind = table.kind[channels]

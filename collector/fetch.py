@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import http.client
 import io
+import math
 import socket
 import ssl
 import time
 import zlib
 from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,13 @@ class HttpFetch:
 
     def __call__(self, target: TargetSettings) -> str:
         """Return the body as text."""
+        return self.ask(target)[0]
+
+    def ask(self, target: TargetSettings) -> tuple[str, float]:
+        """Return the body as text, and by how many seconds the exporter's clock is ahead of ours (NaN: not said).
+
+        HTTP's Date has whole seconds, so a clock that is right may seem half a second off.
+        """
         place = mask_address(target.url)
         deadline = time.monotonic() + (target.timeout_seconds or self._settings.timeout_seconds)
         try:
@@ -72,7 +81,7 @@ class HttpFetch:
         for url in list(self._connections):
             self.forget(url)
 
-    def _body(self, target: TargetSettings, place: str, deadline: float) -> str:
+    def _body(self, target: TargetSettings, place: str, deadline: float) -> tuple[str, float]:
         """Get an answer, over a few redirects; another host does not get the credentials."""
         known: Credentials = target.auth or self._settings
         credentials: Credentials | None = known
@@ -97,7 +106,8 @@ class HttpFetch:
             raise UnreachableError(f"{place}: expected an answer, got more than {_MAX_REDIRECTS} redirects")
         if answer.status != 200:
             raise UnreachableError(f"{place}: expected HTTP 200, got {answer.status}")
-        return _read(answer, place).decode("utf-8", errors="replace")
+        skew = _skew_seconds(answer.getheader("Date"))
+        return _read(answer, place).decode("utf-8", errors="replace"), skew
 
     def _ask_again(
         self, key: str, url: str, headers: Mapping[str, str], credentials: Credentials | None, deadline: float
@@ -257,6 +267,16 @@ def _read(answer: http.client.HTTPResponse, place: str) -> bytes:
     if not unpacker.eof:
         raise zlib.error("cut off")
     return text
+
+
+def _skew_seconds(date: str | None) -> float:
+    if date is None:
+        return math.nan
+    try:
+        said = parsedate_to_datetime(date)
+    except ValueError:
+        return math.nan
+    return said.timestamp() + 0.5 - time.time()
 
 
 def _left(deadline: float) -> float:

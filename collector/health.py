@@ -22,6 +22,7 @@ from collector.targets import Arrangement
 
 Floats = NDArray[np.float64]
 
+_LEAST_SKEW_SECONDS = 2.0  # an answer's date has whole seconds
 _MACHINES = 2  # changes of machine under one address before it is refused
 
 # What the driver's documentation calls fatal for the card, and what it calls an application's or a passing error.
@@ -139,13 +140,27 @@ class TargetWatch:
     def _is_frozen(self, memory: _TargetMemory) -> bool:
         return memory.still >= still_polls(self._context.interval_seconds)
 
-    def clock(self, target: TargetSettings, body: Exposition, report: Report) -> float:
+    def clock(
+        self, target: TargetSettings, body: Exposition, report: Report, *, skew_seconds: float = math.nan
+    ) -> float:
         """Return how old a target's values are by their explicit timestamps, in seconds; 0 without them.
 
-        One whose timestamps are more than two intervals off is told of, once: its clock is wrong, or its values old.
+        One whose timestamps are more than two intervals off is told of, once: its clock is wrong, or its values old;
+        so is one whose answer's date is more than an interval off.
+
+        Args:
+            target: the target.
+            body: what it said.
+            report: takes the event.
+            skew_seconds: how far its clock is ahead, as its answer's date says; NaN: it does not say.
         """
         memory = self._targets[target_key(target)]
         skewed, age = False, 0.0
+        if not body.stamps_ms and abs(skew_seconds) > max(self._context.interval_seconds, _LEAST_SKEW_SECONDS):
+            skewed = True
+            if not memory.skewed:
+                message = f"{mask_address(target.url)}: its clock is {skew_seconds:+.0f} s from the collector's"
+                report.event(report.target(target), "clock_skew", Severity.WARNING, message)
         if body.stamps_ms:
             offset = float(np.median(list(body.stamps_ms.values()))) / 1000.0 - report.now.timestamp()
             skewed = abs(offset) > 2 * self._context.interval_seconds

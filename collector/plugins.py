@@ -9,6 +9,7 @@ from typing import Any
 from collector.declarations import WorkloadDeclaration
 from collector.errors import ConfigurationError
 from collector.settings import MappingSettings, TenantSettings
+from collector.sharding import Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class SourceContext:
     interval_seconds: length of a cycle; rows stand on this grid.
     declarations, tenants, mappings: the tables `[[workload]]`, `[[tenant]]`, `[[mapping]]`.
     simulated: the source is a simulation; a fact of the cluster says so. Exporters may say it themselves.
+    shard: which of several collectors this is; None: the only one.
     """
 
     cluster: str = "default"
@@ -27,6 +29,7 @@ class SourceContext:
     tenants: tuple[TenantSettings, ...] = ()
     mappings: tuple[MappingSettings, ...] = ()
     simulated: bool = False
+    shard: Shard | None = None
 
 
 def plugin_names(group: str) -> tuple[str, ...]:

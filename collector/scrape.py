@@ -1,40 +1,80 @@
-"""A source that reads exporters directly: concurrent GETs with a time-out, targets apart from each other."""
+"""A source that reads exporters directly: many at once, each on time, and none waits for another."""
 
 from __future__ import annotations
 
+import logging
+import math
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from collector.assemble import Assembler, Scrape
-from collector.batch import Batch
-from collector.clock import grid_floor
+from collector.batch import Batch, Severity
+from collector.clock import grid_floor, to_ms
+from collector.discovery import Discovery
 from collector.errors import ConfigurationError, UnreachableError
 from collector.exposition import ExpositionParser
 from collector.fetch import HttpFetch
 from collector.masking import mask_address
 from collector.plugins import SourceContext
 from collector.protocols import SourceDescription
+from collector.schedule import Turn, is_due, offset_share, plan_next
 from collector.settings import SourceSettings, TargetSettings
+
+_LOG = logging.getLogger(__name__)
 
 Fetch = Callable[[TargetSettings], str]
 Discover = Callable[[], Sequence[TargetSettings]]
 
-_WORKERS = 16
+# Threads are made only as answers are waited for: a rack that hangs must not take the last one.
+_WORKERS = 1024
+_PATIENCE_SHARE = 0.25  # of the interval that a cycle waits for targets that answered in time before
+_GRACE_SECONDS = 1.0  # for targets that did not, where there are no others
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a source did since it began; `durations` only since somebody took them.
+
+    targets, skew_seconds: how many there are now, and the largest skew of their clocks in the last cycle.
+    """
+
+    answered: int = 0
+    failed: int = 0
+    late: int = 0
+    samples: int = 0
+    targets: int = 0
+    skew_seconds: float = 0.0
+    durations: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Running:
+    """A question that is under way since the cycle of `asked_ms`."""
+
+    future: Future[Scrape]
+    asked_ms: int
 
 
 class ScrapeSource:
     """Scrapes exporters.
 
     Args:
-        settings: the `[[source]]` table: targets, time-out, token.
-        context: cluster, interval, declarations.
-        fetch: how a target's text is got; over HTTP by default, several targets at once.
-        discover: which targets there are now; those of the settings by default.
+        settings: the `[[source]]` table: targets and how they are found, time-out, credentials, interval.
+        context: cluster, interval, declarations, the shard of this collector.
+        fetch: how a target's text is got, one after the other; over HTTP by default, all at once.
+        discover: which targets there are now; as the settings say by default.
+
+    Attributes:
+        spread_seconds: over how long the requests of a cycle are spread.
 
     Raises:
-        ConfigurationError: neither targets nor `discover` are given, or an address is not HTTP.
+        ConfigurationError: nothing says what the targets are, an address is not HTTP, a file cannot be read, or the
+            source's interval is no whole number of cycles.
     """
 
     def __init__(
@@ -45,21 +85,22 @@ class ScrapeSource:
         fetch: Fetch | None = None,
         discover: Discover | None = None,
     ) -> None:
-        if discover is None and not settings.targets:
-            raise ConfigurationError(
-                'source "scrape": expected targets such as ["http://node1:9400/metrics"], got none'
-            )
-        wrong = [target.url for target in settings.targets if not target.url.startswith(("http://", "https://"))]
-        if wrong and fetch is None:
-            raise ConfigurationError(
-                f'source "scrape": expected http:// or https:// addresses, got {mask_address(wrong[0])!r}'
-            )
+        _check(settings, over_http=fetch is None, found_otherwise=discover is not None)
         self._settings = settings
         self._context = context
-        self._fetch: Fetch = HttpFetch(settings) if fetch is None else fetch
+        self._interval_ms = _interval_ms(settings, context)
+        self._fetch: Fetch | HttpFetch = HttpFetch(settings) if fetch is None else fetch
+        self._discover: Discover | Discovery = Discovery(settings) if discover is None else discover
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="scrape") if fetch is None else None
-        self._discover: Discover = (lambda: settings.targets) if discover is None else discover
         self._parsers: dict[str, ExpositionParser] = {}
+        self._parsing = threading.Lock()  # of bodies of megabytes only one is in pieces at a time
+        self._turns: dict[str, Turn] = {}
+        self._running: dict[str, _Running] = {}
+        self._slow: set[str] = set()  # failed, or came too late, when they were asked last
+        self._mine: dict[str, bool] = {}
+        self._closing = threading.Event()
+        self.spread_seconds = 0.0
+        self.tally = Tally()
         self.assembler = Assembler(context)
 
     def poll(self, now: datetime) -> Batch:
@@ -67,23 +108,40 @@ class ScrapeSource:
         return self.assembler.assemble(grid_floor(now, self._context.interval_seconds), self.gather(now))
 
     def gather(self, now: datetime) -> list[Scrape]:
-        """Scrape all targets."""
-        del now
-        targets = list(self._discover())
-        texts = list(self._pool.map(self._get, targets) if self._pool else map(self._get, targets))
+        """Scrape the targets whose turn it is.
+
+        The cycle waits for targets that answered in time before, and not for others: what a slow one says counts in
+        the next cycle, with its age. A target in whose answer nothing is due, or that is still asked, rests.
+        """
+        targets = self._targets()
+        self.tally.targets = len(targets)
+        if self._pool is None:
+            return [self._ask(target) for target in targets.values()]
+        now_ms = to_ms(now)
+        late = {url: self._finish(url, now_ms) for url in list(self._running) if self._running[url].future.done()}
+        due = [url for url in targets if url not in self._running and self._is_due(url, now_ms)]
+        self._launch([targets[url] for url in due], now_ms)
+        self._wait([url for url in due if url not in self._slow] or due)
         scrapes = []
-        for target, (text, error) in zip(targets, texts, strict=True):
-            body = None
-            if not error:
-                parser = self._parsers.get(target.url)
-                if parser is None:
-                    parser = self._parsers[target.url] = ExpositionParser()
-                body = parser.parse(text)
-            scrapes.append(Scrape(target, body, error))
-        gone = self._parsers.keys() - {target.url for target in targets}
-        for url in gone:
-            del self._parsers[url]
+        for url, target in targets.items():
+            running = self._running.get(url)
+            if running is not None and running.future.done():
+                scrapes.append(self._finish(url, now_ms))
+            elif (scrape := late.get(url)) is not None:
+                scrapes.append(scrape)
+            elif running is not None:
+                self._slow.add(url)
+                self.tally.late += 1
+                scrapes.append(Scrape(target, None, resting=True))
+            elif not self._turns[url].failures:
+                scrapes.append(Scrape(target, None, resting=True))
+        skews = [one.skew_seconds for one in scrapes if not math.isnan(one.skew_seconds)]
+        self.tally.skew_seconds = max(skews, key=abs, default=0.0)
         return scrapes
+
+    def notices(self) -> list[tuple[str, Severity, str]]:
+        """Return what discovery has to say since the last call: (code, severity, message)."""
+        return self._discover.notices() if isinstance(self._discover, Discovery) else []
 
     def backfill(self, start: datetime, end: datetime) -> Iterator[Batch]:
         """Yield nothing: an exporter has no past."""
@@ -95,8 +153,8 @@ class ScrapeSource:
         return SourceDescription(
             kind="scrape",
             name=self._settings.name or self._settings.kind,
-            targets=tuple(target.url for target in self._discover()),
-            interval_seconds=self._context.interval_seconds,
+            targets=tuple(mask_address(url) for url in self._targets()),
+            interval_seconds=self._interval_ms / 1000.0,
         )
 
     def export_state(self) -> dict[str, Any]:
@@ -108,14 +166,120 @@ class ScrapeSource:
         self.assembler.import_state(state)
 
     def close(self) -> None:
-        """Release threads and connections."""
+        """Release threads and connections; a question under way is left."""
+        self._closing.set()
         if self._pool is not None:
-            self._pool.shutdown()
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        if isinstance(self._discover, Discovery):
+            self._discover.close()
         if isinstance(self._fetch, HttpFetch):
             self._fetch.close()
 
-    def _get(self, target: TargetSettings) -> tuple[str, str]:
+    def _targets(self) -> dict[str, TargetSettings]:
+        """Return the targets of this collector by address; forget what is known of others."""
+        targets = {target.url: target for target in self._discover() if self._is_mine(target)}
+        for url in self._parsers.keys() - targets:
+            del self._parsers[url]
+        for url in self._turns.keys() - targets:
+            del self._turns[url]
+        self._slow &= targets.keys()
+        return targets
+
+    def _is_mine(self, target: TargetSettings) -> bool:
+        shard = self._context.shard
+        if shard is None or not self._settings.sharded:
+            return True
+        mine = self._mine.get(target.url)
+        if mine is None:
+            mine = self._mine[target.url] = shard.has(target)
+        return mine
+
+    def _is_due(self, url: str, now_ms: int) -> bool:
+        turn = self._turns.get(url)
+        if turn is None:
+            turn = self._turns[url] = Turn()
+        return is_due(turn, now_ms, self._interval_ms)
+
+    def _launch(self, targets: Sequence[TargetSettings], now_ms: int) -> None:
+        """Ask, each target at its own place within the spread."""
+        if self._pool is None:
+            return
+        start = time.monotonic()
+        places = sorted((offset_share(target.url) * self.spread_seconds, n) for n, target in enumerate(targets))
+        for place, n in places:
+            left = start + place - time.monotonic()
+            if left > 0 and self._closing.wait(left):
+                return
+            self._running[targets[n].url] = _Running(self._pool.submit(self._ask, targets[n]), now_ms)
+
+    def _wait(self, urls: Sequence[str]) -> None:
+        prompt = [url for url in urls if url not in self._slow]
+        patience = self._context.interval_seconds * _PATIENCE_SHARE
+        longest = self._settings.timeout_seconds + _GRACE_SECONDS if prompt else _GRACE_SECONDS
+        limit = min(patience, longest)
+        wait([self._running[url].future for url in urls if url in self._running], timeout=limit)
+
+    def _finish(self, url: str, now_ms: int) -> Scrape:
+        """Take an answer; it is as old as the cycle in which it was asked for."""
+        running = self._running.pop(url)
+        scrape = running.future.result()
+        failed = bool(scrape.error)
+        if url in self._turns:
+            plan_next(self._turns[url], running.asked_ms, self._interval_ms, failed=failed)
+        age_ms = now_ms - running.asked_ms
+        if failed or age_ms:
+            self._slow.add(url)
+        else:
+            self._slow.discard(url)
+        return replace(scrape, age_seconds=age_ms / 1000.0) if age_ms else scrape
+
+    def _ask(self, target: TargetSettings) -> Scrape:
+        start = time.monotonic()
+        skew = math.nan
         try:
-            return self._fetch(target), ""
+            if isinstance(self._fetch, HttpFetch):
+                text, skew = self._fetch.ask(target)
+            else:
+                text = self._fetch(target)
         except UnreachableError as error:
-            return "", str(error)
+            self.tally.failed += 1
+            return Scrape(target, None, str(error))
+        except Exception as error:  # noqa: BLE001  whatever one target does, the others are read
+            self.tally.failed += 1
+            place = mask_address(target.url)
+            _LOG.warning("%s: unexpected %s: %s", place, type(error).__name__, error)
+            return Scrape(target, None, f"{place}: expected an answer, got an unexpected {type(error).__name__}")
+        with self._parsing:
+            parser = self._parsers.get(target.url)
+            if parser is None:
+                parser = self._parsers[target.url] = ExpositionParser()
+            body = parser.parse(text)
+            self.tally.answered += 1
+            self.tally.samples += len(body.series)
+            self.tally.durations.append(time.monotonic() - start)
+        return Scrape(target, body, skew_seconds=skew, interval_seconds=self._interval_ms / 1000.0)
+
+
+def _check(settings: SourceSettings, *, over_http: bool, found_otherwise: bool) -> None:
+    named = settings.targets or settings.targets_file or settings.dns or settings.kubernetes
+    if not named and not found_otherwise:
+        raise ConfigurationError(
+            'source "scrape": expected targets such as ["http://node1:9400/metrics"], targets_file, dns or '
+            "kubernetes, got none"
+        )
+    wrong = [target.url for target in settings.targets if not target.url.startswith(("http://", "https://"))]
+    if wrong and over_http:
+        raise ConfigurationError(
+            f'source "scrape": expected http:// or https:// addresses, got {mask_address(wrong[0])!r}'
+        )
+
+
+def _interval_ms(settings: SourceSettings, context: SourceContext) -> int:
+    own = settings.interval_seconds or context.interval_seconds
+    cycles = own / context.interval_seconds
+    if abs(cycles - round(cycles)) > 1e-9 or cycles < 1:
+        raise ConfigurationError(
+            f'source "{settings.name or settings.kind}": expected an interval_seconds of whole cycles of '
+            f"{context.interval_seconds:g} s, got {own:g}"
+        )
+    return round(own * 1000)

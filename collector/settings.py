@@ -33,6 +33,11 @@ class ClusterSettings(Section):
 
     name: str = Field("default", min_length=1, description="name of the cluster; part of every row's identity")
     interval_seconds: float = Field(60.0, ge=1, description="one collection cycle, in seconds; rows stand on this grid")
+    metrics_listen: str = Field(
+        "",
+        description="where `trimtab collect` serves metrics of itself: a port (on 127.0.0.1) or address:port; "
+        "empty: nowhere",
+    )
 
 
 _SECRETS_AND_FILES = (
@@ -99,6 +104,35 @@ class TargetSettings(Section):
         raise ValueError(f"expected an address or a table with `url`, got {value!r}")
 
 
+class DnsSettings(Section):
+    """One `[[source.dns]]` table: a name whose addresses are targets."""
+
+    name: str = Field(min_length=1, description="name to look up, such as dcgm-exporter.gpu.svc.cluster.local")
+    type: Literal["A", "AAAA", "SRV"] = Field("A", description="kind of record; SRV says ports too")
+    port: int = Field(9400, ge=1, le=65535, description="port of the targets; not used with SRV")
+    path: str = Field("/metrics", description="path of the targets")
+    scheme: Literal["http", "https"] = Field("http", description="http or https")
+    labels: dict[str, str] = Field(default_factory=dict, description="added to each sample of these targets")
+    refresh_seconds: float = Field(30.0, gt=0, description="how often the name is looked up, in seconds")
+    server: str = Field("", description="address:port of the name server to ask; empty: the system's")
+
+
+class KubernetesDiscovery(Section):
+    """Table `[source.kubernetes]`: pods that are targets; needs the right to list pods, and no other."""
+
+    namespace: str = Field("", description="namespace to look in (a role there is enough); empty: all")
+    selector: str = Field("app.kubernetes.io/name=dcgm-exporter", description="label selector of the pods")
+    port: int | str = Field("metrics", description="number or name of the container's port")
+    path: str = Field("/metrics", description="path of the targets")
+    scheme: Literal["http", "https"] = Field("http", description="http or https")
+    workloads: bool = Field(
+        False, description="the pods are servers or trainers themselves: their samples speak of them"
+    )
+    refresh_seconds: float = Field(30.0, gt=0, description="how often pods are listed, in seconds")
+    kubeconfig: str = Field("", description="file of clusters and users; empty: the pod's own service account")
+    context: str = Field("", description="context of the kubeconfig; empty: its current one")
+
+
 class HolderSettings(Section):
     """One `[[source.holders]]` table of an nvml source: whose a process is that no pod holds. The first match counts.
 
@@ -125,6 +159,20 @@ class SourceSettings(Credentials):
     )
     url: str = Field("", description="prometheus: base address of the server")
     timeout_seconds: float = Field(10.0, gt=0, le=3600, description="limit for one request, in seconds")
+    interval_seconds: float | None = Field(
+        None, ge=1, description="scrape: a longer interval of this source, a whole number of cycles; empty: each cycle"
+    )
+    sharded: bool = Field(
+        True,
+        description="scrape: with --shard each collector reads a part of the targets; false: all read them, "
+        "as for kube-state-metrics, which every node's rows need",
+    )
+    targets_file: Path | None = Field(
+        None,
+        description="scrape: more targets, in a file that is watched: file_sd of Prometheus (JSON, YAML), or TOML",
+    )
+    dns: tuple[DnsSettings, ...] = Field((), description="scrape: more targets, from names in DNS")
+    kubernetes: KubernetesDiscovery | None = Field(None, description="scrape: more targets, from pods of Kubernetes")
     options: dict[str, str | int | float | bool] = Field(
         default_factory=dict, description="what a plug-in of another package asks for; its own page says what"
     )

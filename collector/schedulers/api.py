@@ -45,8 +45,8 @@ class KubeApi:
         """The server's address, without a password."""
         return mask_address(str(self._client.configuration.host))
 
-    def each(self, path: str, use: Callable[[Json], None]) -> bool:
-        """Hand every object of a list to `use`; return False where the server knows no such kind.
+    def each(self, path: str, use: Callable[[Json], None], *, selector: str = "") -> bool:
+        """Hand every object of a list to `use`, or those that a selector matches; False: the server knows no such kind.
 
         A list whose next page has expired (410) is begun anew: `use` may see an object twice, the newer one last.
 
@@ -55,15 +55,16 @@ class KubeApi:
             UnreachableError: no answer in time, or one that is no JSON.
         """
         for _ in range(_RESTARTS + 1):
-            status = self._pages(path, use)
+            status = self._pages(path, use, selector)
             if status != _EXPIRED:
                 return status != 404
         raise DeniedError(f"its pages expire faster than they are read ({_RESTARTS + 1} times); raise timeout_seconds")
 
-    def _pages(self, path: str, use: Callable[[Json], None]) -> int:
+    def _pages(self, path: str, use: Callable[[Json], None], selector: str) -> int:
         following = ""
         while True:
             query = {"limit": str(PAGE_ITEMS), **({"continue": following} if following else {})}
+            query |= {"labelSelector": selector} if selector else {}
             status, body = self._get(f"{path}?{urlencode(query)}")
             if status in (404, _EXPIRED):
                 return status

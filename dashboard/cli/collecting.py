@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ from collector.errors import ConfigurationError, TrimtabError, UnreachableError
 from collector.plugins import load_plugin
 from collector.protocols import Source
 from collector.settings import SourceSettings, TargetSettings
+from collector.sharding import Shard
 from collector.window import LONGEST_SECONDS, Window
 from dashboard.cli.context import Now, Once, context_of, instant, opened_store
 from dashboard.cli.logs import start_logging
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from collector.protocols import Store
+    from collector.self_metrics import CollectorMetrics
 
 PANEL = "Collect"
 RETENTION_SECONDS = 3600.0
@@ -54,6 +57,12 @@ def collect(
         float | None,
         typer.Option("--interval", metavar="SECONDS", min=1, help="Length of a cycle; else that of [cluster]."),
     ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            "--shard", metavar="N/M", help="Read only the N-th of M parts of the targets, each by one collector: 2/5."
+        ),
+    ] = None,
     once: Once = False,
     backfill: Annotated[
         float | None,
@@ -72,6 +81,7 @@ def collect(
     Without --target, --prometheus or --nvml the [[source]] tables are read.
     """
     from collector.collect import Collector  # noqa: PLC0415  HTTP and Prometheus clients load slowly
+    from collector.self_metrics import CollectorMetrics  # noqa: PLC0415  likewise
 
     context = context_of(ctx)
     if once and backfill is not None:
@@ -81,13 +91,15 @@ def collect(
     start_logging(context.settings.log)
     seconds = interval if interval is not None else context.settings.cluster.interval_seconds
     chosen = chosen_sources(context.settings, target or [], prometheus, nvml=nvml)
-    sources = make_sources(chosen, context.settings, seconds)
+    part = Shard.parse(shard) if shard is not None else None
+    sources = make_sources(chosen, context.settings, seconds, part)
+    metrics = CollectorMetrics()
     with opened_store(context, read_only=False) as store, closed_afterwards(sources):
         if backfill is not None:
             filled_in(sources, store, Window.last(instant(now), timedelta(days=backfill)))
             return
         state = context.settings.store.path / "collector.json"
-        collector = Collector(sources, store, context.clock, seconds, state_path=state)
+        collector = Collector(sources, store, context.clock, seconds, state_path=state, metrics=metrics)
         if once:
             report = collector.run_once(instant(now))
             note(f"{report.rows} rows, {report.rejects} rejects, {report.events} events")
@@ -98,7 +110,12 @@ def collect(
         for source in sources:
             about = source.describe()
             note(f"{about.kind} {about.name}: {', '.join(about.targets) or 'no targets'}, every {seconds:g} s")
-        with stopped_by_signals() as stop, retention(store, context.clock, stop), shipping(store, stop):
+        with (
+            serving(metrics, context.settings.cluster.metrics_listen),
+            stopped_by_signals() as stop,
+            retention(store, context.clock, stop),
+            shipping(store, stop),
+        ):
             collector.run(stop)
         note("stopped; every row that was read is in the store")
         if stop.by_interrupt:
@@ -135,6 +152,19 @@ def filled_in(sources: Sequence[Source], store: Store, window: Window) -> None:
         raise UnreachableError(
             f"no source has rows since {window.start:%Y-%m-%d %H:%M} UTC; expected a prometheus that scraped then"
         )
+
+
+@contextmanager
+def serving(metrics: CollectorMetrics, listen: str) -> Iterator[None]:
+    """Serve the collector's own metrics, where that is configured."""
+    if not listen:
+        yield
+        return
+    from collector.self_metrics import served  # noqa: PLC0415  loads a web server
+
+    with served(metrics, listen) as address:
+        note(f"metrics of the collector itself: {address}")
+        yield
 
 
 @contextmanager
@@ -197,9 +227,13 @@ def chosen_sources(
     return tuple(chosen)
 
 
-def make_sources(chosen: Sequence[SourceSettings], settings: Settings, interval_seconds: float) -> list[Source]:
+def make_sources(
+    chosen: Sequence[SourceSettings], settings: Settings, interval_seconds: float, shard: Shard | None = None
+) -> list[Source]:
     """Build the plug-ins of the source tables, each for its own cluster: those of one cluster are read together."""
     return [
-        load_plugin("trimtab.sources", source.kind)(source, source_context(source, settings, interval_seconds))
+        load_plugin("trimtab.sources", source.kind)(
+            source, replace(source_context(source, settings, interval_seconds), shard=shard)
+        )
         for source in chosen
     ]

@@ -13,7 +13,7 @@ import pyarrow as pa
 from collector.assemble import Assembler, Scrape
 from collector.batch import Batch
 from collector.clock import grid_floor
-from collector.collect import Gathering, add_scrapes
+from collector.collect import add_scrapes
 from collector.errors import TrimtabError, UnreachableError
 from collector.exposition import ExpositionParser
 from collector.fetch import HttpFetch
@@ -22,6 +22,7 @@ from collector.masking import mask_address
 from collector.plugins import SourceContext, load_plugin
 from collector.prometheus import PrometheusSource
 from collector.protocols import Source
+from collector.readings import Gathering
 from collector.schema import UNKNOWN
 from collector.settings import SourceSettings
 from collector.support import ways_to

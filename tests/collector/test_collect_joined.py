@@ -137,13 +137,20 @@ def test_a_source_that_cannot_be_read_takes_nothing_from_the_others(order: str) 
     assert [holder for _, _, holder in holders(sources.poll())] == ["search"]
 
 
-def test_when_no_source_can_be_read_nothing_is_written_and_the_cycle_fails() -> None:
+def test_when_no_source_can_be_read_the_cycle_fails_and_the_collector_says_once_that_it_is_blind() -> None:
     sources = Sources("cards kube")
     for source in sources.made.values():
         source.lost = True
     with pytest.raises(UnreachableError, match="does not answer; the server does not answer"):
         sources.collector.run_once(START)
-    assert sources.store.batches == []
+    (batch,) = sources.store.batches
+    assert (batch.row_count, batch.facts) == (0, [])
+    assert [(event.code, event.message) for event in batch.events] == [
+        ("blind", "the collector sees nothing of test: of 0 targets none answered")
+    ]
+    with pytest.raises(UnreachableError):
+        sources.collector.run_once(START + timedelta(minutes=1))
+    assert len(sources.store.batches) == 1
 
 
 def test_a_restart_with_the_sources_in_another_order_goes_on(tmp_path: Path) -> None:
