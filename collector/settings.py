@@ -87,8 +87,8 @@ class TargetSettings(Section):
     labels: dict[str, str] = Field(
         default_factory=dict, description="added to each sample: namespace, pod, container of a server or a trainer"
     )
-    timeout_seconds: float | None = Field(
-        None, gt=0, le=3600, description="limit for one answer of this exporter, in seconds; empty: the source's"
+    timeout_seconds: float = Field(
+        0.0, ge=0, le=3600, description="limit for one answer of this exporter, in seconds; 0: the source's"
     )
     auth: Credentials | None = Field(
         None, description="credentials of this exporter, as those of a source; empty: the source's"
@@ -159,8 +159,8 @@ class SourceSettings(Credentials):
     )
     url: str = Field("", description="prometheus: base address of the server")
     timeout_seconds: float = Field(10.0, gt=0, le=3600, description="limit for one request, in seconds")
-    interval_seconds: float | None = Field(
-        None, ge=1, description="scrape: a longer interval of this source, a whole number of cycles; empty: each cycle"
+    interval_seconds: float = Field(
+        0.0, ge=0, description="scrape: a longer interval of this source, a whole number of cycles; 0: each cycle"
     )
     sharded: bool = Field(
         True,
@@ -180,6 +180,11 @@ class SourceSettings(Credentials):
         default_factory=dict,
         description='prometheus: read only series with these label values, such as { cluster = "a" }',
     )
+
+    @field_validator("targets_file", mode="before")
+    @classmethod
+    def _no_file(cls, value: Any) -> Any:
+        return None if value == "" else value
 
     @model_validator(mode="after")
     def _labels(self) -> Self:
