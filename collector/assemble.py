@@ -459,6 +459,7 @@ class Assembler:
                 context=self.context,
                 holders_known=frozenset(holders_known),
                 flapping=flapping,
+                jobs=self._schedulers.jobs(),
             )
         )
         memory = {card.uuid: self._facts.memory_of(card) for card in named.values()}

@@ -61,6 +61,7 @@ class Claims:
     kube: what Kubernetes says; None where nothing of it is collected.
     context: the configuration that resolves tenants.
     holders_known: cards whose exporter names holders at all: without a name they are held by nobody.
+    jobs: batch jobs by number, with the account that pays and the job's name.
     flapping: cards whose only holder's name changes to and fro: the name is one of several, hence unknown.
     """
 
@@ -72,6 +73,7 @@ class Claims:
     context: SourceContext
     holders_known: frozenset[str] = frozenset()
     flapping: frozenset[str] = frozenset()
+    jobs: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -266,14 +268,19 @@ def _container_name(holder: Holder, found: Mapping[tuple[str, ...], SliceRow], k
 
 
 def _who(holder: Holder) -> tuple[str, ...]:
+    if holder.job:
+        return ("job", holder.job)  # all its processes are one holder
     return (holder.process,) if holder.process else (holder.namespace, holder.pod)
 
 
 def _give(share: SliceRow, holder: Holder, claims: Claims) -> None:
     kube, context = None if holder.process else claims.kube, claims.context
     share.tenant, share.workload, share.waiting = owner_of(holder.namespace, holder.pod, kube, context)
-    if holder.process:
-        return  # the names are those of a user's table: no pod of Kubernetes
+    if holder.process:  # the names are those of a user's table, no pod of Kubernetes; or a scheduler knows the job
+        if holder.job in claims.jobs and not holder.pod:
+            account, share.workload = claims.jobs[holder.job]
+            share.tenant = tenant_of(account, context) or UNKNOWN
+        return
     share.namespace, share.pod, share.container = holder.namespace, holder.pod, holder.container
     pod = kube.pods.get(share.pod_key) if kube else None
     share.ordinal = replica_ordinal(pod, holder.pod)

@@ -229,15 +229,16 @@ class SeriesReader:
     def _process(self, series: Series, mapped: MappedMetric, slot: Slot) -> None:
         """Read what the processes of a container, or one process outside of containers, do on a card."""
         labels, exporter = series.labels, mapped.exporter
-        uuid, process = pick(labels, exporter.uuid), labels.get("process", "")
+        uuid = pick(labels, exporter.uuid)
         namespace, pod, container = _holder_names(labels, exporter)
+        process = labels.get("process", "")
         key = ("process", uuid, process) if process else ("container", uuid, namespace, pod, container)
         row = self._world.registry.row(key)
         node = self._node(labels, exporter)
         self._world.card(uuid, node, exporter.preference, assumed=False)
-        sharing = labels.get("sharing", "")
-        said = Holder(uuid, "", namespace, pod, container, "process", bool(sharing), row=row, node=node)
-        slot.holder = self._world.holder(replace(said, process=process, sharing=sharing))
+        shared = bool(labels.get("sharing"))
+        said = Holder(uuid, "", namespace, pod, container, "process", shared, row=row, node=node)
+        slot.holder = self._world.holder(_of_driver(said, labels))
         self._simple_part(mapped, slot, row)
 
     def _simple_part(self, mapped: MappedMetric, slot: Slot, row: int) -> None:
@@ -348,8 +349,8 @@ class SeriesReader:
 
 def _of_driver(holder: Holder, labels: Mapping[str, str]) -> Holder:
     """Return the holder with what the driver's own list of processes says of him."""
-    process, sharing = labels.get("process", ""), labels.get("sharing", "")
-    return replace(holder, process=process, sharing=sharing) if process or sharing else holder
+    process, job, sharing = (labels.get(name, "") for name in ("process", "job", "sharing"))
+    return replace(holder, process=process, job=job, sharing=sharing) if process or sharing else holder
 
 
 def _part_name(labels: Mapping[str, str], metric: MetricRow) -> tuple[str, ...]:

@@ -42,6 +42,7 @@ class Holder:
     row: int = NOWHERE
     node: str = ""
     process: str = ""  # `<host>/<pid>.<start>` of one that no container holds
+    job: str = ""  # the batch job that the process is of
     sharing: str = ""  # mps or timeslice, where the driver or the kubelet says so
     profile: str = ""  # of the instance, where the holder's own exporter says it
 

@@ -23,6 +23,7 @@ from collector.settings import HolderSettings
 _CONTAINER = re.compile(r"(?<![0-9a-f])([0-9a-f]{64})(?![0-9a-f])")
 _LOG_NAME = re.compile(r"^(?P<pod>.+?)_(?P<namespace>[^_]+)_(?P<container>.+)-(?P<id>[0-9a-f]{64})\.log$")
 _POD_FOLDER = re.compile(r"^(?P<namespace>[^_]+)_(?P<pod>.+)_(?P<uid>[^_]+)$")
+_JOB = re.compile(r"/job_(\d+)(?:/|$)", re.MULTILINE)  # as Slurm names its cgroups, in both versions of them
 _CHECKPOINT = "var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
 _MPS_SERVER = "nvidia-cuda-mps"  # the kernel keeps 15 characters of nvidia-cuda-mps-server
 
@@ -35,6 +36,7 @@ class Owner:
     pod: str = ""
     container: str = ""
     process: str = ""
+    job: str = ""  # number of the Slurm job that the process is of
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,7 @@ class HolderFinder:
     def _by_table(self, folder: Path, cgroup: str, container: str, process: str) -> Owner:
         """Return what the user's table says of a process; a row that names a container makes it the holder."""
         paths = [line.rpartition(":")[2] for line in cgroup.splitlines()]
+        job = next(iter(_JOB.findall(cgroup)), "")
         for row in self._table:
             if not (
                 container.startswith(row.container_id)
@@ -131,8 +134,8 @@ class HolderFinder:
                 continue
             if row.container:
                 return Owner(row.namespace, row.pod, row.container)
-            return Owner(row.namespace, row.pod, "", process)
-        return Owner(process=process)
+            return Owner(row.namespace, row.pod, "", process, job)
+        return Owner(process=process, job=job)
 
     def _logged(self) -> dict[str, Owner]:
         """Return all containers that the kubelet keeps a log of, by container id."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -129,16 +130,16 @@ def _utilization(handle: Any, since: int) -> list[Any]:
 
 def _older_list(handle: Any) -> list[Any]:
     """Return processes by the call of drivers before 510, which tells pid and memory by the same layout."""
-    count = pynvml.c_uint(0)
+    count = ctypes.c_uint(0)
     call = pynvml._nvmlGetFunctionPointer("nvmlDeviceGetComputeRunningProcesses_v2")  # noqa: SLF001
-    code = call(handle, pynvml.byref(count), None)
+    code = call(handle, ctypes.byref(count), None)
     if code == pynvml.NVML_SUCCESS:
         return []
     if code != pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
         raise pynvml.NVMLError(code)
     count.value = 2 * count.value + 5
     found = (pynvml.c_nvmlProcessInfo_v2_t * count.value)()
-    code = call(handle, pynvml.byref(count), found)
+    code = call(handle, ctypes.byref(count), found)
     if code != pynvml.NVML_SUCCESS:
         raise pynvml.NVMLError(code)
     processes = [pynvml.nvmlStructToFriendlyObject(one) for one in found[: count.value]]

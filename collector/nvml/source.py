@@ -269,6 +269,7 @@ def _names(owner: Owner) -> dict[str, str]:
         "pod": owner.pod,
         "container": owner.container,
         "process": owner.process,
+        "job": owner.job,
     }
     return {name: text for name, text in said.items() if text}
 

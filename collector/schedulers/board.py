@@ -24,6 +24,15 @@ class SchedulerBoard:
         """Return what APIs of Kubernetes said, in the order in which they first spoke."""
         return [kube for kube, _ in self._said.values() if kube is not None]
 
+    def jobs(self) -> dict[str, tuple[str, str]]:
+        """Return the batch jobs that the schedulers know by number: account and name."""
+        asks = self.demand.asks.values() if self.demand else ()
+        return {
+            number: (ask.namespace, ask.workload)
+            for ask in asks
+            if (number := ask.key.rpartition("/")[2]).isdecimal() and not ask.to_pods
+        }
+
     def take(self, said: Mapping[str, _Said]) -> bool:
         """Keep what was said by target; say whether any of it is new."""
         changed = False

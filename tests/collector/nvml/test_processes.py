@@ -12,11 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collector.assemble import Scrape
+from collector.demand import Ask, GpuRequest, SchedulerState
 from collector.nvml.holders import Owner
 from collector.nvml.processes import Process, _spread, add_up
 from collector.plugins import SourceContext
-from collector.settings import SourceSettings, TenantSettings
-from tests.collector.nvml.conftest import GIB, HOPPER, TURING, Cycles, Driver, Host
+from collector.settings import SourceSettings, TargetSettings, TenantSettings
+from tests.collector.nvml.conftest import GIB, HOPPER, START, TURING, Cycles, Driver, Host
 
 Start = Callable[..., Cycles]
 
@@ -324,6 +326,29 @@ def test_a_users_table_names_whose_bare_processes_are(driver: Driver, host: Host
         "node-a/24.1000": ("unknown", "unknown"),
     }
     cycles.source.close()
+
+
+def test_a_slurm_job_is_one_holder_and_slurm_says_whose(driver: Driver, start: Start, host: Host) -> None:
+    first, second = driver.add(TURING), driver.add(TURING, uuid="GPU-t4-b")
+    host.process(21, cgroup="0::/system.slice/slurmstepd.scope/job_77/step_0/user/task_0")
+    host.process(22, cgroup="0::/system.slice/slurmstepd.scope/job_77/step_0/user/task_1")
+    host.process(23, cgroup="4:memory:/slurm/uid_1000/job_78/step_batch")
+    driver.process(first, 21, GIB)
+    driver.process(first, 22, GIB)
+    driver.process(second, 22, GIB)
+    driver.process(second, 23, GIB)
+    job = Ask("physics/77", "physics", "fold", "gpu", GpuRequest(1, 1.0, None, 1, ""), 0.0, granted=1.0, to_pods=False)
+    other = Ask("ml/78x", "ml", "no number", "gpu", GpuRequest(1, 1.0, None, 1, ""), 0.0, to_pods=False)
+    said = SchedulerState(asks={ask.key: ask for ask in (job, other)})
+    cycles = start(driver)
+    slurm = Scrape(TargetSettings(url="slurm"), None, demand=said)
+    cycles.batch = cycles.source.assembler.assemble(START, [*cycles.source.gather(START), slurm])
+    frame = cycles.rows("slice").reset_index().set_index(["gpu", "slice"])
+    assert {key: (row.tenant, row.workload) for key, row in frame.iterrows()} == {
+        ("GPU-t4", "whole"): ("physics", "fold"),
+        ("GPU-t4-b", "node-a/22.1000"): ("physics", "fold"),
+        ("GPU-t4-b", "node-a/23.1000"): ("unknown", "unknown"),
+    }
 
 
 processes = st.lists(
