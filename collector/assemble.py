@@ -69,6 +69,10 @@ Bools = NDArray[np.bool_]
 SIMULATED_METRIC = "trimtab_simulated"
 
 _PLANS_KEPT = 8
+# Numbers of rows and channels are never given back one by one: with pods that come and go they are all given out anew
+# once there are twice as many, and so many more, as are in use. Counters of subjects that left wait a week for them.
+_SPARE_CHANNELS = 20_000
+_COUNTERS_KEPT_MS = 7 * 86_400_000
 _ACTIVITY = [SLICE_INDEX[name] for name in ("sm_active_ratio", "engine_active_ratio")]
 _AT_WORK = 0.1
 _SILENCE, _NOWHERE = Exposition(), np.empty(0, dtype=np.int64)
@@ -172,6 +176,7 @@ class Assembler:
         self.counters = CounterBook()
         self.state_version = 0
         self._world = World(mapping_table(context.mappings), Registry(self.counters))
+        self._channels_in_use = 0  # when numbers were last given out; 0: not known yet
         self._targets: dict[str, _Memory] = {}
         self._plans: dict[tuple[str, ...], tuple[tuple[Arrangement, ...], Plan]] = {}
         self._kube: KubeState | None = None
@@ -269,6 +274,25 @@ class Assembler:
             self.state_version += 1
         return batch
 
+    def _keep_numbers_few(self, now: datetime) -> None:
+        size = self._world.registry.size
+        if self._channels_in_use and size > 2 * self._channels_in_use + _SPARE_CHANNELS:
+            self._give_out_numbers_anew(to_ms(now))
+        elif not self._channels_in_use and self._layouts:
+            self._channels_in_use = size
+
+    def _give_out_numbers_anew(self, now_ms: int) -> None:
+        """Forget rows, channels and targets that are gone; what is still there is laid out anew in this cycle."""
+        self.counters.compact(now_ms - _COUNTERS_KEPT_MS)
+        before = self._world
+        self._world = World(before.table, Registry(self.counters), mig=before.mig, mig_version=before.mig_version)
+        self._channels_in_use = 0
+        self._targets, self._plans = {}, {}
+        self._layouts = self._joined_layouts = ()
+        self._shared = ((), frozenset())
+        self._cards = self._said = None
+        self.state_version += 1
+
     def export_state(self, *, counters: bool = True) -> dict[str, Any]:
         """Return what a later start needs to go on, as plain JSON values; `counters` may be kept apart."""
         return {
@@ -289,6 +313,7 @@ class Assembler:
 
     def _take(self, scrapes: Sequence[Scrape], report: Report) -> list[_Live]:
         """Sort out targets that are down; lay out those whose list of series changed."""
+        self._keep_numbers_few(report.now)
         live: list[_Live] = []
         offset = 0
         for scrape in scrapes:
@@ -488,6 +513,7 @@ class Assembler:
         describe_slices(self._facts, self._slices.join.slices, self._quotas, self._kube, now)
         if self._kube is not None:
             describe_pods(self._facts, self._kube, now)
+        self._facts.end_absent(now)
 
     def _add_slices(self, now: datetime, numbers: Numbers, ages: Mapping[str, float], batch: Batch) -> bool:
         """Add a row a slice; say whether a quota is another one than in the cycle before."""

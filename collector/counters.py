@@ -65,6 +65,13 @@ class CounterBook:
         """Begin counters anew: their next value is a first sight."""
         self._raw[numbers] = self._at_ms[numbers] = np.nan
 
+    def compact(self, oldest_ms: float) -> None:
+        """Give out all numbers anew, without the counters that last came before `oldest_ms`."""
+        kept = {name: pair for name, pair in self.to_json().items() if pair[1] >= oldest_ms}
+        self._names, self._imported, self._names_json = {}, {}, (-1, b"")
+        self._raw, self._at_ms = np.full(64, np.nan), np.full(64, np.nan)
+        self.load_json(kept)
+
     def to_json(self) -> dict[str, list[float]]:
         """Return name -> [raw value, milliseconds since the epoch], for the next start."""
         values = {

@@ -58,6 +58,8 @@ class FactBook:
         self._notes: tuple[KubeState | None, dict[tuple[str, str], dict[str, str]]] = (None, {})
         self._declared: dict[tuple[str, str], tuple[Mapping[str, str], ResolvedWorkload]] = {}
         self._promised: dict[tuple[str, str], Mapping[str, str]] = {}
+        self._workloads: set[Subject] = set()  # of which something was told and did not end
+        self._present: set[tuple[str, str]] = set()  # workloads that were spoken of since the last `end_absent`
         self._unobserved: set[str] = set()
         self._nodes: dict[str, str] = {}  # card -> node that its facts name
         self._waiting_since: dict[str, datetime] = {}
@@ -148,6 +150,7 @@ class FactBook:
         Configuration is no fact: it is joined when facts are read, so that a change of it holds at once. The class
         is always told, as unknown where no annotation says it: so it shows how long the workload was there.
         """
+        self._present.add((tenant, workload))
         notes = self._notes_of(tenant, workload, kube)
         if self._promised.get((tenant, workload)) == notes:
             return
@@ -155,12 +158,30 @@ class FactBook:
         said = promises_in(notes)
         subject = Subject("workload", self._context.cluster, object=f"{tenant}/{workload}")
         by_whom: Provenance = "declared" if "service_class" in said else "unknown"
+        self._workloads.add(subject)
         self.tell(subject, "service_class", said.get("service_class", UNKNOWN), at, by_whom)
         for name in _PROMISES:
             if name in said:
                 self.tell(subject, name, said[name], at, "declared")
             else:
                 self.end(subject, name, at)
+
+    def end_absent(self, at: datetime) -> None:
+        """End what was told of workloads that have no slice and no pod any more; remember nothing of who left.
+
+        To be called when slices and pods were described: with pods that come and go, nothing here grows for ever.
+        """
+        present = {f"{tenant}/{workload}" for tenant, workload in self._present}
+        for subject in [one for one in self._workloads if one.object not in present]:
+            for name in ("service_class", *_PROMISES):
+                self.end(subject, name, at)
+            self._workloads.remove(subject)
+        self._promised = {who: notes for who, notes in self._promised.items() if who in self._present}
+        self._declared = {who: pair for who, pair in self._declared.items() if who in self._present}
+        self._quantities = {who: quantity for who, quantity in self._quantities.items() if who in self._slices}
+        pods = {values["pod"][0] for values in self._slices.values() if "pod" in values}
+        self._waiting_since = {pod: since for pod, since in self._waiting_since.items() if pod in pods}
+        self._present = set()
 
     def _notes_of(self, tenant: str, workload: str, kube: KubeState | None) -> Mapping[str, str]:
         """Return a workload's annotations: those of its newest pod that has any, a living one before one that ended."""
@@ -225,6 +246,7 @@ class FactBook:
             self._told[Subject(*parts), name] = value
         self._nodes = {subject.gpu: subject.node for subject, _ in self._told if subject.kind == "gpu"}
         self._unobserved = {subject.node for subject, name in self._told if name == "unobserved_cards"}
+        self._workloads = {subject for subject, _ in self._told if subject.kind == "workload"}
         for *parts, names in state.get("slices", ()):
             self._slices[Subject(*parts)] = dict.fromkeys(names, ("", "measured"))
 
