@@ -25,9 +25,14 @@ class MigProfile:
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """A GPU model. `peaks` are dense FLOP/s by type (0: no such unit); cards without MIG have one slice of each."""
+    """A GPU model; cards that cannot be divided have one slice of each.
+
+    peaks: dense FLOP/s by type; 0: no such unit; a type that is not there is not known.
+    compute_slices: MIG compute slices; of AMD the compute dies, into which `cpx` divides the card.
+    """
 
     key: str
+    architecture: str
     names: tuple[str, ...]
     sm_count: int
     memory_bytes: float
@@ -59,6 +64,7 @@ def gpu_models() -> Mapping[str, GpuModel]:
     for row in tomllib.loads(text)["model"]:
         models[row["key"]] = GpuModel(
             key=row["key"],
+            architecture=row["architecture"],
             names=tuple(row["names"]),
             sm_count=row["sm_count"],
             memory_bytes=float(row["memory_mib"] * _MIB),
