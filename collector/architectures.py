@@ -106,9 +106,9 @@ def table_page() -> str:
         "",
         "<!-- Generated: python -m collector.architectures > docs/architectures.md -->",
         "",
-        "By architecture and driver. A card of another architecture gives none of it, and Trimtab says so instead of a",
-        "zero. A new driver, CUDA or exporter version is a `version_changed` event: a step of a figure at that moment is",
-        "no workload.",
+        "By architecture and driver. A card of another architecture gives none of it, and Trimtab says so instead of",
+        "a zero. A new driver, CUDA or exporter version is a `version_changed` event: a step of a figure then is no",
+        "workload.",
     ]
     for title, rows in (("Metrics", metrics()), ("Knobs", knobs())):
         parts += ["", f"## {title}", "", *_lines(rows, names, knob=title == "Knobs")]

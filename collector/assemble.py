@@ -24,8 +24,9 @@ from collector.clock import to_ms
 from collector.counters import CounterBook
 from collector.cycle import Numbers, Plan, check_profiles, correct_cards, correct_shares, evaluate, lay_out
 from collector.demand import SchedulerState
+from collector.describe import describe_cards, describe_pods, describe_slices, learn_memory
 from collector.exposition import Exposition, Series
-from collector.facts import FactBook, describe_cards, describe_pods, describe_slices, learn_memory
+from collector.facts import FactBook
 from collector.health import TargetWatch, XidWatch
 from collector.join import Claims, Join, SliceRow, join_slices
 from collector.kube import KubeState, read_kube_state
@@ -509,8 +510,10 @@ class Assembler:
         return self._shared[1]
 
     def _tell(self, now: datetime, cards: Sequence[Card]) -> None:
-        describe_cards(self._facts, cards, now)
-        describe_slices(self._facts, self._slices.join.slices, self._quotas, self._kube, now)
+        describe_cards(self._facts, cards, self._world.registry, now)
+        describe_slices(
+            self._facts, self._slices.join.slices, self._quotas, self._world.registry, kube=self._kube, now=now
+        )
         if self._kube is not None:
             describe_pods(self._facts, self._kube, now)
         self._facts.end_absent(now)

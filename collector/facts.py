@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import astuple
 from datetime import datetime
 from typing import Any
 
-import numpy as np
 from pydantic import ValidationError
 
 from collector.batch import Event, Fact, Provenance, Reject, Severity, Subject
-from collector.cycle import Numbers
 from collector.declarations import ResolvedWorkload, promises_in, resolve_workload, valid_annotations
 from collector.gpu_models import gpu_model
-from collector.join import SliceRow, instance_name, owner_of
+from collector.join import SliceRow, owner_of
 from collector.kube import KubeState
-from collector.layout import FIELD_INDEX
 from collector.plugins import SourceContext
-from collector.rows import QUOTA_STEP, QUOTAS, Floats
-from collector.schema import NOBODY, UNKNOWN
+from collector.rows import QUOTAS
+from collector.schema import UNKNOWN
 from collector.servers import Quantity
-from collector.slots import Card, instance_share
+from collector.slots import Card
 
-_MEMORY = [FIELD_INDEX[f"memory_{name}_bytes"] for name in ("used", "free", "reserved")]
 # Facts whose change is an event of its own; a step of a version explains a step of the figures.
 VERSIONS = frozenset(("driver_version", "cuda_version", "exporter_version", "vbios_version"))
 _EVENTS = {
@@ -33,8 +29,9 @@ _EVENTS = {
     **dict.fromkeys(QUOTAS, "quota_changed"),
     **dict.fromkeys(("profile", "instance"), "profile_changed"),
 }
+Words = dict[str, tuple[str, Provenance]]  # name -> value and origin of a fact
+
 _PROMISES = ("weight", "floor", "protected", "objective")
-_CONVERTED = ("engine_active_ratio", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio")
 
 
 def declared(tenant: str, workload: str, context: SourceContext, notes: Mapping[str, str]) -> ResolvedWorkload:
@@ -64,7 +61,8 @@ class FactBook:
         self._nodes: dict[str, str] = {}  # card -> node that its facts name
         self._waiting_since: dict[str, datetime] = {}
         self._quantities: dict[Subject, Quantity] = {}
-        self._slices: dict[Subject, dict[str, tuple[str, Provenance]]] = {}
+        self._slices: dict[Subject, Words] = {}
+        self._last: dict[Subject, Words] = {}
         self._changes: dict[tuple[Subject, str, datetime], list[str]] = {}
 
     def tell(self, subject: Subject, name: str, value: str, at: datetime, provenance: Provenance = "measured") -> None:
@@ -78,6 +76,17 @@ class FactBook:
         self._told[key] = value
         self._facts.append(Fact(subject, name, value, at, provenance))
 
+    def tell_all(self, subject: Subject, words: Words, at: datetime) -> None:
+        """Note all facts of a subject: names that it had the time before, and has no longer, end."""
+        before = self._last.get(subject, {})
+        if before == words:
+            return
+        for name in before.keys() - words.keys():
+            self.end(subject, name, at)
+        self._last[subject] = words
+        for name, (value, provenance) in words.items():
+            self.tell(subject, name, value, at, provenance)
+
     def steps(self, subject: Subject, values: Mapping[str, str]) -> bool:
         """Say whether any of these is a version other than the one that was told before."""
         before = ((self._told.get((subject, name)), value) for name, value in values.items() if name in VERSIONS)
@@ -85,6 +94,7 @@ class FactBook:
 
     def end(self, subject: Subject, name: str, at: datetime) -> None:
         """End a fact that was told."""
+        self._last.pop(subject, None)
         if self._told.pop((subject, name), None) is not None:
             self._facts.append(Fact(subject, name, None, at))
 
@@ -222,7 +232,7 @@ class FactBook:
         """Return what was last told of a slice that is still there, empty for nothing."""
         return self._slices.get(subject, {}).get(name, ("", ""))[0]
 
-    def replace_slices(self, slices: Mapping[Subject, dict[str, tuple[str, Provenance]]], at: datetime) -> None:
+    def replace_slices(self, slices: Mapping[Subject, Words], at: datetime) -> None:
         """Tell the facts of all slices; those of slices that are gone, and names that no longer hold, end."""
         for subject, before in self._slices.items():
             for name in before.keys() - slices.get(subject, {}).keys():
@@ -254,135 +264,3 @@ class FactBook:
     def context(self) -> SourceContext:
         """The configuration that facts are told under."""
         return self._context
-
-
-def describe_cards(book: FactBook, cards: Sequence[Card], now: datetime) -> None:
-    """Tell the facts of cards and of the cluster."""
-    context = book.context
-    cluster = Subject("cluster", context.cluster)
-    if cards:
-        book.tell(cluster, "interval_seconds", f"{context.interval_seconds:g}", now)
-    for card in cards:
-        book.settle_card(card, now)
-        subject = book.card_subject(card)
-        for name, value in _card_facts(card).items():
-            book.tell(subject, name, value, now)
-        total = book.memory_of(card)
-        if not math.isnan(total):
-            origin: Provenance = "measured" if book.knows_memory(card) else "estimated"
-            book.tell(subject, "memory_total_bytes", f"{total:.0f}", now, origin)
-
-
-def _card_facts(card: Card) -> dict[str, str]:
-    model = gpu_model(card.model) if card.model else None
-    cut = bool(card.instances) or card.facts.get("mig") == "1"
-    facts = {name: value for name, value in card.facts.items() if name != "memory_total_bytes"}
-    facts["mig"] = "enabled" if cut else "disabled"
-    if card.assumed:
-        facts["identity"] = "assumed"
-    if model is not None:
-        facts["sm_count"] = str(model.sm_count)
-    described = {"model": card.model, "ordinal": card.ordinal}
-    return facts | {name: value for name, value in described.items() if value}
-
-
-def learn_memory(book: FactBook, cards: Sequence[Card], numbers: Numbers) -> None:
-    """Take the memory of cards as they say it, else what is used, free and reserved; of a cut card that is unknown."""
-    for card in cards:
-        _learn_memory(book, card, numbers)
-
-
-def _learn_memory(book: FactBook, card: Card, numbers: Numbers) -> None:
-    if "memory_total_bytes" in card.facts:
-        book.learn_memory(card, float(card.facts["memory_total_bytes"]))
-    elif not book.knows_memory(card) and not card.instances:
-        total = float(numbers.take(np.array([card.row]))[0, _MEMORY].sum())
-        if not math.isnan(total):
-            book.learn_memory(card, total)
-
-
-def describe_slices(
-    book: FactBook, slices: Sequence[SliceRow], quotas: Floats, kube: KubeState | None, now: datetime
-) -> None:
-    """Tell the facts of slices and of the workloads that hold them.
-
-    Args:
-        book: what was told.
-        slices: the slices.
-        quotas: slices x `rows.QUOTAS`, NaN where nothing is granted, or it is not known.
-        kube: what Kubernetes says.
-        now: the instant.
-    """
-    told: dict[Subject, dict[str, tuple[str, Provenance]]] = {}
-    for share, granted in zip(slices, quotas.tolist(), strict=True):
-        subject = book.slice_subject(share)
-        values: dict[str, tuple[str, Provenance]] = {}
-        values["kind"] = (share.kind, "estimated" if share.estimated_kind else "measured")
-        for name, text in (
-            ("profile", share.profile),
-            ("instance", instance_name(share.instance) if share.instance and share.kind != "mig" else ""),
-            ("pod", share.pod_key),
-            ("container", share.container),
-            ("ordinal", share.ordinal),
-            ("replica", share.replica),
-        ):
-            if text:
-                values[name] = (text, "measured")
-        values |= _quotas(book, subject, granted)
-        if not share.waiting:
-            values["tenant"] = (share.tenant, _known(share.tenant))
-            values["workload"] = (share.workload, _known(share.workload))
-        if share.workload not in (NOBODY, UNKNOWN) and not share.waiting:
-            resolved = book.declaration(share.tenant, share.workload, kube)
-            origin: Provenance = "declared" if resolved.declared else "unknown"
-            values["service_class"] = (resolved.declaration.service_class, origin)
-            if kube is not None:
-                book.promise(share.tenant, share.workload, kube, now)
-        part = instance_share(share.card, share.instance) if share.kind == "mig" else None
-        if part is not None and part.estimated:
-            for name in _CONVERTED:
-                values[f"provenance:{name}"] = ("estimated", "estimated")
-        quantity = book.quantity_of(subject)
-        if quantity is not None and share.servers:
-            values["latency_quantity"] = (quantity.name, "estimated" if quantity.stands_in else "measured")
-            if quantity.stands_in:
-                values["provenance:latency_p99_seconds"] = ("estimated", "estimated")
-        told[subject] = values
-    book.replace_slices(told, now)
-
-
-def _quotas(book: FactBook, subject: Subject, granted: Sequence[float]) -> dict[str, tuple[str, Provenance]]:
-    """Return what is granted to a slice; a value that is missing this once, or the same but for rounding, stays."""
-    values: dict[str, tuple[str, Provenance]] = {}
-    for name, quota in zip(QUOTAS, granted, strict=True):
-        before = book.told_of_slice(subject, name)
-        if before and (math.isnan(quota) or abs(float(before) - quota) <= QUOTA_STEP * abs(quota)):
-            values[name] = (before, "measured")
-        elif not math.isnan(quota):
-            values[name] = (f"{quota:.9g}" if abs(quota) <= 1 else f"{quota:.0f}", "measured")
-    return values
-
-
-def _known(name: str) -> Provenance:
-    return "unknown" if name == UNKNOWN else "measured"
-
-
-def describe_pods(book: FactBook, kube: KubeState, now: datetime) -> None:
-    """Tell the facts of nodes, and of workloads that wait or run without a slice that is seen."""
-    cluster = book.context.cluster
-    for node in sorted(kube.allocatable.keys() | kube.node_labels.keys()):
-        resources = kube.allocatable.get(node, {})
-        subject = Subject("node", cluster, node)
-        for resource, name in (("cpu", "allocatable_cpu"), ("memory", "allocatable_memory_bytes")):
-            if resource in resources:
-                book.tell(subject, name, f"{resources[resource]:.15g}", now)
-        cards = sum(resources.get(name, 0.0) for name in ("nvidia_com_gpu", "nvidia_com_gpu_shared", "amd_com_gpu"))
-        if cards:
-            book.tell(subject, "allocatable_cards", f"{cards:.15g}", now)
-        strategy = kube.sharing_strategy(node)
-        if strategy:
-            book.tell(subject, "sharing_strategy", strategy, now)
-    for pod in kube.pods.values():
-        if pod.wants_gpu and not pod.ended:
-            tenant, workload, _ = owner_of(pod.namespace, pod.name, kube, book.context)
-            book.promise(tenant, workload, kube, now)

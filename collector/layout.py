@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from collector.batch import Provenance
 from collector.counters import CounterBook
 from collector.mappings import MappedMetric
 from collector.schema import GPU, NODE, SLICE, Field, Kind
@@ -80,6 +81,15 @@ class _Entry:
     strict: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who says a field: the exporter, over how long its value is a mean (seconds; `0`: a point), and its rank."""
+
+    order: tuple[int, int, str]
+    exporter: str
+    window: str
+
+
 @dataclass(slots=True)
 class Registry:
     """All rows, entries and channels that were ever seen, by number."""
@@ -94,6 +104,8 @@ class Registry:
     _channel_names: list[tuple[int, str]] = field(default_factory=list)
     _counted: list[tuple[int, str, int, str]] = field(default_factory=list)  # counter, target, row, field
     _tables: Tables | None = None
+    origins: dict[int, dict[str, Origin]] = field(default_factory=dict)  # row -> field -> its preferred exporter
+    origin_words: dict[int, dict[str, tuple[str, Provenance]]] = field(default_factory=dict)  # made of them, by row
 
     def __post_init__(self) -> None:
         """Put the dust bin at number 0."""
@@ -188,6 +200,8 @@ class Registry:
             )
         )
         self._channel_names.append((row, field_name or metric.field))
+        if field_name and kind == GAUGE:
+            self._note_origin(row, field_name, mapped, self._entries[entry].order)
         self._tables = None
         return number
 
@@ -202,6 +216,14 @@ class Registry:
             if ((uuid and self._row_keys[row][1] == uuid) or (target and said_by == target)) and name not in _FOR_LIFE
         ]
         self.counters.forget(np.array(numbers, dtype=np.int64))
+
+    def _note_origin(self, row: int, field_name: str, mapped: MappedMetric, order: tuple[int, int, str]) -> None:
+        self.origin_words.pop(row, None)
+        known = self.origins.setdefault(row, {})
+        if field_name not in known or order < known[field_name].order:
+            window = mapped.exporter.window if mapped.row.window is None else mapped.row.window
+            text = "unknown" if window is None else f"{window:g}"
+            known[field_name] = Origin(order, mapped.exporter.exporter, text)
 
     @property
     def size(self) -> int:

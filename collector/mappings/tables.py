@@ -81,6 +81,7 @@ class MetricRow(_Table):
         description="mean: this name alone is the sum, or the count; node: total less rest, or a share of the total",
     )
     cap: bool = Field(False, description="above 1 is capped at 1 and counted")
+    window: float | None = Field(None, description="seconds that a value is the mean of, where the exporter's differs")
     absent: float | None = Field(None, description="a value that says: nothing known, or no limit")
     notes: str = ""
 
@@ -146,6 +147,7 @@ class ExporterMapping(_Table):
     instance, profile: labels of a MIG instance's number and profile.
     partition, board: labels of an AMD partition's number, and of what its partitions have in common.
     instance_index: an instance has no number, its index is `<card>:<n>`.
+    window: over how many seconds its values are a mean (0: points); None: not known.
     nan_is_absent: NaN says that the card has no such figure; elsewhere it is an invalid sample.
     """
 
@@ -164,6 +166,7 @@ class ExporterMapping(_Table):
     partition: tuple[str, ...] = ()
     board: tuple[str, ...] = ()
     instance_index: bool = False
+    window: float | None = None
     nan_is_absent: bool = False
     uuid_prefix: str = ""
     metric: tuple[MetricRow, ...]

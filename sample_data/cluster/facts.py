@@ -13,6 +13,7 @@ import numpy.typing as npt
 from collector.batch import Fact, Provenance, Subject
 from collector.declarations import promises_in
 from collector.demand import GpuRequest
+from collector.gpu_models import gpu_model
 from collector.kube import Pod
 from collector.queues import gpu_request
 from collector.schema import NOBODY, UNKNOWN
@@ -72,12 +73,23 @@ class FactTeller:
         yield from _tell(Subject("cluster", spec.name), interval_seconds=f"{STEP_SECONDS:g}", simulated="true")
         for c, card in enumerate(spec.cards):
             subject = Subject("gpu", spec.name, card.node, card.uuid)
+            model = gpu_model(card.hardware.name)
+            if model is not None:
+                sheet = (
+                    ("max_sm_clock_hertz", model.max_sm_clock_hertz),
+                    ("pcie_generation_max", float(model.pcie_generation)),
+                    ("nvlink_peak_bytes_per_second", model.nvlink_bytes_per_second),
+                )
+                for name, value in sheet:
+                    if value:
+                        yield (subject, name), (f"{value:.15g}", "estimated")
             generation = generation_of(next(k.sharing for k in spec.cards if k.node == card.node))
             yield from _tell(
                 subject,
                 model=card.hardware.name,
                 ordinal=str(card.index),
                 sm_count=str(card.hardware.sm_count),
+                architecture=model.architecture if model else "",
                 mig="enabled" if card.sharing == "mig" else "disabled",
                 driver_version=driver_version(generation),
                 memory_total_bytes=str(card.hardware.memory_bytes),
@@ -109,6 +121,8 @@ class FactTeller:
                 continue
             subject = Subject("slice", spec.name, card.node, card.uuid, world.slice_id(i))
             yield from _tell(subject, "estimated" if s.kind == "timeslice" else "measured", kind=s.kind)
+            if s.kind in ("mig", "whole"):
+                yield (subject, "provenance:flops_per_second"), ("estimated", "estimated")
             if s.profile:
                 yield from _tell(subject, profile=s.profile)
             share, memory = self._quotas[i].tolist()

@@ -363,7 +363,13 @@ def test_facts_of_a_card_are_told_once_and_versions_are_events(cycles: Cycles) -
         "ordinal": "0",
         "mig": "disabled",
         "sm_count": "108",
+        "architecture": "ampere",
+        "max_sm_clock_hertz": "1410000000",
+        "pcie_generation_max": "4",
+        "nvlink_peak_bytes_per_second": "600000000000",
         "memory_total_bytes": str(40536 * MIB),
+        "source": "dcgm-exporter",
+        "sample_window": "0",
     }
     cycles.poll(text("550.54"))
     assert (cycles.batch.facts, cycles.events()) == ([], [])

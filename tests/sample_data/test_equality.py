@@ -70,9 +70,14 @@ def test_facts_are_equal(hour: tuple[SimulatedCluster, list[tuple[Batch, Batch]]
     for _ in range(3):
         run(cluster, 1)
         for book, batch in zip(told, (source.poll(cluster.now), cluster.frames()), strict=True):
-            book.update({(f.subject, f.name): f.value for f in batch.facts})
+            book.update({(f.subject, f.name): f.value for f in batch.facts if not _of_text(f.name)})
     assert told[0] == told[1]
     assert len(told[0]) > 500
+
+
+def _of_text(name: str) -> bool:
+    """Say whether a fact speaks of the exporters, which frames are made without."""
+    return name in ("source", "provenance", "exporter_version") or name.startswith("sample_window")
 
 
 def test_events_are_equal(spec: ClusterSpec) -> None:
