@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from analyzer.facts import hardware_facts, records, to_float
@@ -39,6 +40,9 @@ _COLUMNS = [
     "withheld",
     "applicable",
 ]
+_ABOUT = [*_KEY, "tenant", "workload", "coverage", "withheld", "applicable", "limit_bytes", "limit"]  # once a slice
+Instants = npt.NDArray[np.int64]  # ms since the epoch
+_NEVER = np.datetime64("NaT", "ms").astype(np.int64)
 _STEP_SECONDS = 300.0
 _FEWEST_STEPS = 12  # an hour of 5-minute steps
 _SILENT = timedelta(hours=1)  # a slice without rows for so long is gone
@@ -63,13 +67,15 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    steps: pd.DataFrame  # time, used_bytes
+    times_ms: Instants  # of the steps
+    used_bytes: FloatArray
     coverage: float
     withheld: str = ""
     applicable: bool = True
 
 
-_NOTHING = pd.DataFrame({"time": pd.DatetimeIndex([pd.NaT], tz="UTC").as_unit("ms"), "used_bytes": [math.nan]})
+def _withhold(reason: str, coverage: float = 0.0, *, applicable: bool = True) -> _Told:
+    return _Told(np.array([_NEVER]), np.array([math.nan]), coverage, reason, applicable)
 
 
 class ForecastRiskDetector:
@@ -88,43 +94,56 @@ class ForecastRiskDetector:
         less what the other slices on it use now. A slice that cannot be judged has one row that says why.
         """
         rows = partition.slice.sort_values([*_KEY, "time"], kind="stable")
-        present = rows[rows["time"] >= partition.window.end - _SILENT]
-        limits = _limits(partition, present)
-        parts = []
-        for (cluster, node, gpu, slice_name), own in rows.groupby(_KEY, observed=True, sort=True):
-            key = (str(cluster), str(node), str(gpu), str(slice_name))
-            holder = own[["tenant", "workload"]].iloc[-1]
+        if rows.empty:
+            return pd.DataFrame(columns=_COLUMNS)
+        limits = _limits(partition, rows[rows["time"] >= partition.window.end - _SILENT])
+        times = rows["time"].to_numpy("datetime64[ms]").astype(np.int64)
+        memory = rows["memory_used_bytes"].to_numpy(np.float64)
+        tenants, workloads = (rows[name].to_numpy(dtype=object) for name in ("tenant", "workload"))
+        told: list[_Told] = []
+        about: list[tuple[object, ...]] = []
+        keys = rows[_KEY].to_numpy(dtype=object)
+        starts = np.flatnonzero(np.r_[True, (keys[1:] != keys[:-1]).any(axis=1)])
+        for first, end in zip(starts, [*starts[1:], len(rows)], strict=True):
+            own = slice(first, end)
+            cluster, node, gpu, slice_id = (str(part) for part in keys[first])
+            key = (cluster, node, gpu, slice_id)
+            tenant, workload = tenants[own][-1], workloads[own][-1]
             limit, kind = limits.get(key, (math.nan, ""))
             if key not in limits:
-                told = _Told(_NOTHING, 0.0, "no rows in the last hour: it is gone", applicable=False)
-            elif holder["workload"] == NOBODY:
-                told = _Told(_NOTHING, 0.0, "nobody holds it", applicable=False)
+                one = _withhold("no rows in the last hour: it is gone", applicable=False)
+            elif workload == NOBODY:
+                one = _withhold("nobody holds it", applicable=False)
             else:
-                told = self._steps(own, limit, partition.interval_seconds)
-            part = told.steps.assign(coverage=told.coverage, withheld=told.withheld, applicable=told.applicable)
-            part = part.assign(
-                **dict(zip(_KEY, key, strict=True)), tenant=holder["tenant"], workload=holder["workload"]
-            )
-            parts.append(part.assign(limit_bytes=limit, limit=kind))
-        return pd.concat(parts, ignore_index=True)[_COLUMNS] if parts else pd.DataFrame(columns=_COLUMNS)
+                one = self._steps(times[own], memory[own], limit, partition.interval_seconds)
+            told.append(one)
+            about.append((*key, tenant, workload, one.coverage, one.withheld, one.applicable, limit, kind))
+        sizes = [len(one.times_ms) for one in told]
+        columns = {name: list(values) for name, values in zip(_ABOUT, zip(*about, strict=True), strict=True)}
+        frame = pd.DataFrame(columns).loc[np.repeat(np.arange(len(told)), sizes)].reset_index(drop=True)
+        instants = np.concatenate([one.times_ms for one in told]).astype("datetime64[ms]")
+        frame["time"] = pd.DatetimeIndex(instants).tz_localize("UTC")
+        frame["used_bytes"] = np.concatenate([one.used_bytes for one in told])
+        return frame[_COLUMNS]
 
-    def _steps(self, rows: pd.DataFrame, limit: float, interval_seconds: float) -> _Told:
+    def _steps(self, times_ms: Instants, memory_bytes: FloatArray, limit: float, interval_seconds: float) -> _Told:
         step_seconds = max(_STEP_SECONDS, interval_seconds)
         floor = self._settings.coverage_floor
-        used = rows[["time", "memory_used_bytes"]].dropna()
-        if used.empty:
-            return _Told(_NOTHING, 0.0, "no valid memory_used_bytes in the window")
-        span = (rows["time"].iloc[-1] - rows["time"].iloc[0]).total_seconds() + interval_seconds
-        coverage = min(1.0, len(used) * interval_seconds / span)
+        known = ~np.isnan(memory_bytes)
+        if not known.any():
+            return _withhold("no valid memory_used_bytes in the window")
+        span = (times_ms[-1] - times_ms[0]) / 1000 + interval_seconds
+        coverage = min(1.0, float(known.sum()) * interval_seconds / span)
         if not math.isfinite(limit):
-            return _Told(_NOTHING, coverage, "no limit known: neither memory_quota_bytes nor the memory of the card")
+            return _withhold("no limit known: neither memory_quota_bytes nor the memory of the card", coverage)
         if span < _FEWEST_STEPS * step_seconds:
-            return _Told(_NOTHING, coverage, f"less than {_FEWEST_STEPS * step_seconds / 3600:g} h of memory samples")
+            return _withhold(f"less than {_FEWEST_STEPS * step_seconds / 3600:g} h of memory samples", coverage)
         if coverage < floor:
-            return _Told(_NOTHING, coverage, f"coverage {coverage:.0%} is below the floor {floor:.0%}")
-        step = used["time"].dt.floor(pd.Timedelta(seconds=step_seconds))
-        largest = used.groupby(step)["memory_used_bytes"].max().rename("used_bytes").reset_index()
-        return _Told(largest, coverage)
+            return _withhold(f"coverage {coverage:.0%} is below the floor {floor:.0%}", coverage)
+        step_ms = round(step_seconds * 1000)
+        steps = times_ms[known] // step_ms
+        first = np.flatnonzero(np.r_[True, steps[1:] != steps[:-1]])
+        return _Told(steps[first] * step_ms, np.maximum.reduceat(memory_bytes[known], first), coverage)
 
     def conclude(self, measures: pd.DataFrame, context: Context) -> Conclusion:
         """Forecast every slice at once, and claim what passes its limit with a probability of one half or more."""
