@@ -271,14 +271,16 @@ def _bridged(matrix: Matrix, alive: Mask) -> Matrix:
     gaps = np.isnan(matrix) & alive
     if not gaps.any():
         return matrix
-    frame = pd.DataFrame(matrix)
-    filled = frame.interpolate(limit_area="inside").to_numpy(np.float64)
     known = ~np.isnan(matrix)
     index = np.arange(len(matrix))[:, None]
     before = np.maximum.accumulate(np.where(known, index, -1), axis=0)
     after = np.minimum.accumulate(np.where(known, index, len(matrix) * 2)[::-1], axis=0)[::-1]
-    short = (before >= 0) & (after - before <= _BRIDGE_INTERVALS + 1)
-    return np.where(gaps & short, filled, matrix)
+    rows, columns = np.nonzero(gaps & (before >= 0) & (after - before <= _BRIDGE_INTERVALS + 1))
+    start, end = before[rows, columns], after[rows, columns]
+    low, high = matrix[start, columns], matrix[end, columns]
+    filled = matrix.copy()
+    filled[rows, columns] = low + (high - low) * (rows - start) / (end - start)
+    return filled
 
 
 def _bins(frame: pd.DataFrame, start_ms: int, step_ms: float, count: int) -> np.ndarray:
