@@ -15,7 +15,8 @@ from collector.schema import MEASUREMENTS
 from collector.store import query
 from collector.store.engine import Engine
 from collector.store.hot import measurement_of
-from collector.store.request import Pieces, Request, make_request
+from collector.store.recent import fits, recent_rows
+from collector.store.request import RAW, Pieces, Request, make_request
 from collector.window import Window
 
 
@@ -32,6 +33,8 @@ class RowReader(ABC):
 
     def run(self, engine: Engine, request: Request, pieces: Pieces, hot: pa.Table) -> pd.DataFrame:
         """Answer a request from its pieces; where it groups by holders, those still unknown are looked up in facts."""
+        if fits(request, pieces, hot):
+            return query.to_frame(recent_rows(request, hot), request, RAW)
         owner: dict[str, pa.Table] = {}
         if request.names_holders and engine.run(query.select_unresolved(request, pieces), hot=hot).num_rows:
             window = Window(from_ms(request.start), from_ms(request.end))
