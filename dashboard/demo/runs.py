@@ -164,6 +164,7 @@ def tuned_run(
                 settings=settings,
                 state_settings=state_settings,
                 interval_seconds=float(STEP_SECONDS),
+                analyze=AnalyzeSettings(window="1d"),
                 detectors=load_detectors(AnalyzeSettings(), ("contention", "forecast")),
                 map_nodes=map_nodes,
             )

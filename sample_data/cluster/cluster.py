@@ -67,8 +67,11 @@ class SimulatedCluster:
         return self._frames.batch()
 
     def targets(self) -> Sequence[TargetSettings]:
-        """Return what service discovery finds now: exporters of nodes and cluster, and each pod's own page."""
-        return [target for target, _ in self._pages()]
+        """Return what service discovery finds now: exporters of nodes and cluster, and each pod's own page.
+
+        Before the first minute nothing is up yet.
+        """
+        return [target for target, _ in self._pages()] if self.world.minute else []
 
     def fetch(self, target: TargetSettings) -> str:
         """Return the body that an exporter answers with.

@@ -192,3 +192,4 @@ def test_source_polls_the_present_only(spec: ClusterSpec) -> None:
 def test_nothing_can_be_read_before_the_first_step(spec: ClusterSpec) -> None:
     with pytest.raises(LookupError, match="step"):
         _ = SimulatedCluster(spec).readings
+    assert SimulatedCluster(spec).targets() == []

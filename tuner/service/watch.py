@@ -36,7 +36,7 @@ _WARM_PIECE = timedelta(hours=6)  # rows that are in memory at once while the pa
 LEAD = timedelta(minutes=30)
 HOLD = timedelta(hours=2)
 _FORECAST_EVERY = timedelta(minutes=15)
-_FIT_EVERY = timedelta(hours=6)
+_FIT_EVERY = timedelta(hours=12)
 _FIRST_FIT = timedelta(hours=24)  # before a day was seen, the models' prior is the better guess
 _HEALTH_WINDOW = timedelta(hours=24)
 _HEALTH_EVERY = timedelta(minutes=5)
