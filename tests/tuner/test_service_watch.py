@@ -430,7 +430,7 @@ def test_forecasts_are_made_anew_after_a_quarter_of_an_hour(
     assert watch.needs("t/chat")[0] > first[0]
 
 
-def test_models_are_fitted_once_a_day_was_seen_and_again_after_six_hours(
+def test_models_are_fitted_once_a_day_was_seen_and_again_after_half_a_day(
     make_watch: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch = make_watch()
@@ -448,9 +448,9 @@ def test_models_are_fitted_once_a_day_was_seen_and_again_after_six_hours(
     last = at(5 * (len(wave) - 1))
     watch.look(last)
     assert len(fits) == 1
-    watch.look(last + 60 * MINUTE)
+    watch.look(last + 719 * MINUTE)
     assert len(fits) == 1
-    watch.look(last + 361 * MINUTE)
+    watch.look(last + 721 * MINUTE)
     assert len(fits) == 2
 
 
