@@ -8,7 +8,6 @@ from datetime import datetime
 
 import numpy as np
 
-from collector.architectures import architecture_of
 from collector.batch import Provenance, Subject
 from collector.cycle import Numbers
 from collector.facts import FactBook, Words
@@ -19,6 +18,7 @@ from collector.layout import FIELD_INDEX, NOWHERE, Origin, Registry
 from collector.rows import QUOTA_STEP, QUOTAS, Floats
 from collector.schema import NOBODY, UNKNOWN
 from collector.slots import Card, instance_share
+from collector.support import architecture_of
 
 _MEMORY = [FIELD_INDEX[f"memory_{name}_bytes"] for name in ("used", "free", "reserved")]
 _CONVERTED = ("engine_active_ratio", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio")
@@ -50,9 +50,9 @@ def _card_facts(card: Card) -> dict[str, str]:
         facts["identity"] = "assumed"
     if model is not None:
         facts["sm_count"] = str(model.sm_count)
-    architecture = architecture_of(card.model, card.facts)
+    architecture = architecture_of(card.model)
     if architecture:
-        facts["architecture"] = architecture
+        facts.setdefault("architecture", architecture)
     described = {"model": card.model, "ordinal": card.ordinal}
     return facts | {name: value for name, value in described.items() if value}
 

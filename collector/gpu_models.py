@@ -32,7 +32,6 @@ class GpuModel:
     """
 
     key: str
-    architecture: str
     names: tuple[str, ...]
     sm_count: int
     memory_bytes: float
@@ -64,7 +63,6 @@ def gpu_models() -> Mapping[str, GpuModel]:
     for row in tomllib.loads(text)["model"]:
         models[row["key"]] = GpuModel(
             key=row["key"],
-            architecture=row["architecture"],
             names=tuple(row["names"]),
             sm_count=row["sm_count"],
             memory_bytes=float(row["memory_mib"] * _MIB),

@@ -17,6 +17,7 @@ from collector.gpu_models import gpu_model
 from collector.kube import Pod
 from collector.queues import gpu_request
 from collector.schema import NOBODY, UNKNOWN
+from collector.support import architecture_of
 from sample_data.cluster.exporters.dcgm import driver_version, generation_of
 from sample_data.cluster.pods import PodView, listed_pods, sharing_strategy
 from sample_data.cluster.readings import REMAP_WARNING_MINUTES
@@ -89,7 +90,7 @@ class FactTeller:
                 model=card.hardware.name,
                 ordinal=str(card.index),
                 sm_count=str(card.hardware.sm_count),
-                architecture=model.architecture if model else "",
+                architecture=architecture_of(card.hardware.name),
                 mig="enabled" if card.sharing == "mig" else "disabled",
                 driver_version=driver_version(generation),
                 memory_total_bytes=str(card.hardware.memory_bytes),

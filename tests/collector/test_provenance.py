@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from collector.architectures import (
-    architecture_of,
-    knobs,
-    known_architectures,
-    metrics,
-    table_page,
-    why_absent,
-)
 from collector.gpu_models import gpu_models
 from collector.rows import PIPES
-from collector.schema import GPU, SLICE
 from collector.settings import TenantSettings
 from tests.collector.test_assemble_slices import dcgm, held, kube
 
@@ -28,7 +18,6 @@ if TYPE_CHECKING:
     from tests.collector.conftest import Cycles
 
 DCGM, KUBE, HAMI = "http://a/dcgm", "http://d/kube", "http://b/hami"
-ROOT = Path(__file__).parents[2]
 
 
 def origin(cycles: Cycles, name: str) -> dict[str, str]:
@@ -204,47 +193,15 @@ def test_driver_cuda_and_vbios_are_facts_and_their_steps_one_event(cycles: Cycle
     assert cycles.events() == ["version_changed"]
 
 
-# -- what exists where -----------------------------------------------------------------------------------------------
+# -- the data sheet ----------------------------------------------------------------------------------------------
 
 
-def test_the_page_of_architectures_is_in_step() -> None:
-    assert (ROOT / "docs/architectures.md").read_text(encoding="utf-8") == table_page(), (
-        "renew it: python -m collector.architectures > docs/architectures.md"
+def test_the_driver_knows_the_architecture_better_than_the_model(cycles: Cycles) -> None:
+    text = dcgm("DCGM_FI_DEV_GPU_UTIL", 5, modelName="Tesla T4")
+    cycles.poll(
+        text + dcgm("DCGM_FI_DEV_GPU_UTIL", 5, uuid="GPU-1", gpu="1", modelName="Tesla T4", architecture="ampere")
     )
-
-
-def test_the_table_speaks_of_known_architectures_and_fields() -> None:
-    known = set(known_architectures())
-    for row in (*metrics(), *knobs()):
-        assert set(row.architectures) <= known, row.name
-        assert set(row.fields) <= {*GPU.field_names, *SLICE.field_names}, row.name
-    assert {model.architecture for model in gpu_models().values()} <= known
-
-
-@pytest.mark.parametrize(
-    ("field", "architecture", "driver", "divided", "why"),
-    [
-        ("sm_active_ratio", "pascal", "550.1", False, "not on pascal"),
-        ("sm_active_ratio", "hopper", "550.1", False, ""),
-        ("sm_active_ratio", "hopper", "", True, ""),
-        ("busy_ratio", "hopper", "550.1", True, "not of an instance"),
-        ("busy_ratio", "hopper", "550.1", False, ""),
-        ("memory_reserved_bytes", "ampere", "470.82", False, "from driver 510 on, this is 470.82"),
-        ("memory_reserved_bytes", "ampere", "510.0", False, ""),
-        ("rows_remapped_corrected_count", "volta", "", False, "not on volta"),
-        ("sm_active_ratio", "", "", False, ""),
-        ("source_age_seconds", "pascal", "", False, ""),
-    ],
-)
-def test_why_a_card_has_not_got_a_figure(field: str, architecture: str, driver: str, divided: bool, why: str) -> None:
-    said = why_absent(field, architecture, driver, divided=divided)
-    assert (why in said) if why else said == ""
-
-
-def test_the_driver_knows_the_architecture_better_than_the_model() -> None:
-    assert architecture_of("Tesla T4", {}) == "turing"
-    assert architecture_of("Tesla T4", {"architecture": "ampere"}) == "ampere"
-    assert architecture_of("Imaginary 9000", {}) == ""
+    assert cycles.facts("architecture") == {"GPU-0": "turing", "GPU-1": "ampere"}
 
 
 def test_peaks_are_of_known_types_and_a_type_that_is_left_out_is_not_known() -> None:
