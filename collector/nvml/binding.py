@@ -96,6 +96,18 @@ def ask(function: Callable[..., T], *arguments: object) -> Answer[T]:
     raise AssertionError("the last try returns")
 
 
+def ask_host(function: Callable[..., T], *arguments: object) -> Answer[T]:
+    """Call a function that is of no card: one that is lost makes it invalid, no more.
+
+    Raises:
+        DriverGoneError: the driver is gone.
+    """
+    try:
+        return ask(function, *arguments)
+    except LostCardError as error:
+        return Answer(None, str(error))
+
+
 def answer_of(code: int) -> Answer[T]:
     """Return what an error code is: absent, or invalid.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pynvml
 
-from collector.nvml.binding import Answer, DriverGoneError, LostCardError, answer_of, ask
+from collector.nvml.binding import Answer, DriverGoneError, answer_of, ask, ask_host
 
 METRICS: Mapping[str, int] = {
     "nvml_gpm_graphics_percent": pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL,
@@ -118,5 +118,5 @@ def _means(before: object, after: object, names: list[str]) -> dict[str, Answer[
 
 
 def _free(sample: object) -> None:
-    with suppress(DriverGoneError, LostCardError):  # and the sample with it
-        ask(pynvml.nvmlGpmSampleFree, sample)
+    with suppress(DriverGoneError):  # and the sample with it
+        ask_host(pynvml.nvmlGpmSampleFree, sample)

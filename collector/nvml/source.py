@@ -13,7 +13,7 @@ from collector.assemble import Assembler, Scrape
 from collector.batch import Batch
 from collector.clock import grid_floor
 from collector.errors import UnreachableError
-from collector.nvml.binding import Answer, DriverGoneError, Library, LostCardError, ask
+from collector.nvml.binding import Answer, DriverGoneError, Library, LostCardError, ask, ask_host
 from collector.nvml.body import Body, Labels, SeriesBook
 from collector.nvml.cards import Identity, identify, mig_is_on, mig_profile, read_card, read_memory, read_pcie_samples
 from collector.nvml.gpm import METRICS, OF_INSTANCES, GpmPairs, Key
@@ -109,7 +109,7 @@ class NvmlSource:
 
     def _read_host(self) -> Body:
         body = Body(self._book)
-        count = ask(pynvml.nvmlDeviceGetCount)
+        count = ask_host(pynvml.nvmlDeviceGetCount)
         if count.value is None:
             raise UnreachableError(f"nvml: expected the number of cards, got {count.reason or 'no answer'}")
         facts, grants = _versions(), self._finder.grants()
@@ -247,8 +247,8 @@ class NvmlSource:
 
 def _versions() -> dict[str, str]:
     """Return what holds for the whole host: the driver's version, and the newest CUDA that it carries."""
-    driver = ask(pynvml.nvmlSystemGetDriverVersion).value
-    cuda = ask(pynvml.nvmlSystemGetCudaDriverVersion_v2).value
+    driver = ask_host(pynvml.nvmlSystemGetDriverVersion).value
+    cuda = ask_host(pynvml.nvmlSystemGetCudaDriverVersion_v2).value
     said = {"driver_version": driver or ""}
     if cuda is not None:
         said["cuda_version"] = f"{cuda // 1000}.{cuda % 1000 // 10}"

@@ -15,7 +15,7 @@ from typing import Any
 
 import pynvml
 
-from collector.nvml.binding import Answer, DriverGoneError, LostCardError, ask
+from collector.nvml.binding import Answer, DriverGoneError, ask_host
 
 # How long one wait lasts: as long as stopping may take. After an error that comes at once, the pause.
 _WAIT_MILLISECONDS = 250
@@ -54,20 +54,17 @@ class XidListener:
         if not fresh:
             return problems
         if self._set is None:
-            created: Answer[Any] = ask(pynvml.nvmlEventSetCreate)
+            created: Answer[Any] = ask_host(pynvml.nvmlEventSetCreate)
             if created.value is None:
                 return dict.fromkeys(fresh, created.reason) if created.reason else problems
             self._set = created.value
         for uuid, handle in fresh.items():
-            self._uuids[_address(handle)] = uuid
-            try:
-                registered = ask(
-                    pynvml.nvmlDeviceRegisterEvents, handle, pynvml.nvmlEventTypeXidCriticalError, self._set
-                )
-            except LostCardError as error:
-                registered = Answer(None, str(error))
+            kind = pynvml.nvmlEventTypeXidCriticalError
+            registered: Answer[Any] = ask_host(pynvml.nvmlDeviceRegisterEvents, handle, kind, self._set)
             if registered.reason:
-                problems[uuid] = registered.reason
+                problems[uuid] = registered.reason  # tried again in the next cycle
+            else:
+                self._uuids[_address(handle)] = uuid
         if self._thread is None:
             self._stop.clear()
             self._thread = threading.Thread(target=self._work, name="nvml-xids", daemon=True)
@@ -87,8 +84,8 @@ class XidListener:
             self._thread.join()
             self._thread = None
         if self._set is not None:
-            with suppress(DriverGoneError, LostCardError):  # and the set with it
-                ask(pynvml.nvmlEventSetFree, self._set)
+            with suppress(DriverGoneError):  # and the set with it
+                ask_host(pynvml.nvmlEventSetFree, self._set)
             self._set = None
         self._uuids.clear()
 

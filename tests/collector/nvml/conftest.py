@@ -15,7 +15,7 @@ import pynvml
 import pytest
 
 from collector.batch import Batch, Fact
-from collector.nvml import NvmlSource
+from collector.nvml import NvmlSource, xids
 from collector.plugins import SourceContext
 from collector.settings import SourceSettings
 
@@ -308,8 +308,9 @@ class Cycles:
 
 
 @pytest.fixture
-def start(host: Host, tmp_path: Path) -> Iterator[Callable[..., Cycles]]:
+def start(host: Host, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Cycles]]:
     """Start a source on a driver; it is closed afterwards."""
+    monkeypatch.setattr(xids, "_WAIT_MILLISECONDS", 5)  # so long a source takes to close
     started: list[NvmlSource] = []
 
     def make(driver: Driver, **settings: object) -> Cycles:

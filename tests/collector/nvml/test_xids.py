@@ -172,3 +172,17 @@ def test_after_a_reload_it_listens_again(driver: Driver, start: Start) -> None:
     caught(driver, cycles, 1)
     cycles.poll()
     assert cycles.events() == [("xid", "GPU-t4")]
+
+
+def test_a_card_that_could_not_be_listened_to_is_tried_again(driver: Driver, start: Start) -> None:
+    card = driver.add(TURING)
+    driver.fail("nvmlDeviceRegisterEvents", pynvml.NVML_ERROR_GPU_IS_LOST, times=1)
+    cycles = start(driver)
+    cycles.poll()
+    assert {reject.reason for reject in cycles.batch.rejects} == {"GPU-t4: XID events: gpu_is_lost"}
+    cycles.poll()
+    assert not cycles.batch.rejects
+    driver.xid(card, 48)
+    caught(driver, cycles, 1)
+    cycles.poll()
+    assert cycles.events() == [("xid", "GPU-t4")]
