@@ -10,7 +10,7 @@ import logging
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from collector.batch import Severity
 from collector.errors import ConfigurationError, TrimtabError, UnreachableError
 from collector.settings import DnsSettings, KubernetesDiscovery, SourceSettings, TargetSettings
+from collector.workers import Workers
 
 if TYPE_CHECKING:
     from collector.schedulers.api import KubeApi
@@ -136,7 +137,7 @@ class Refreshed:
         self.problem = ""
         self._look = look
         self._refresh = refresh_seconds
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="discovery")
+        self._pool = Workers(1, "discovery")
         self._future: Future[Targets] | None = None
         self._targets: Targets = ()
         self._next = 0.0
@@ -162,7 +163,7 @@ class Refreshed:
 
     def close(self) -> None:
         """Leave a question that is under way."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.close()
 
 
 def read_targets(path: Path) -> Targets:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from datetime import datetime
 from typing import Protocol, runtime_checkable
@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 from collector.assemble import Assembler, Scrape
 from collector.batch import Batch
 from collector.protocols import Source
+from collector.workers import Workers
 
 Reading = Batch | list[Scrape] | Exception
 
@@ -44,7 +45,7 @@ class Readings:
     def __init__(self, sources: Sequence[Source], *, patience_seconds: float) -> None:
         self._sources = sources
         self._patience = patience_seconds
-        self._pool = ThreadPoolExecutor(len(sources), thread_name_prefix="source") if len(sources) > 1 else None
+        self._pool = Workers(len(sources), "source") if len(sources) > 1 else None
         self._running: dict[int, tuple[Future[Reading], datetime]] = {}
         self._known: dict[int, list[Scrape]] = {}  # targets of each source that answered last, without what they said
 
@@ -77,7 +78,7 @@ class Readings:
     def close(self) -> None:
         """Leave what is under way."""
         if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool.close()
 
 
 def read(source: Source, now: datetime) -> Reading:

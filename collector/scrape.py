@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -24,6 +24,7 @@ from collector.plugins import SourceContext
 from collector.protocols import SourceDescription
 from collector.schedule import Turn, is_due, offset_share, plan_next
 from collector.settings import SourceSettings, TargetSettings
+from collector.workers import Workers
 
 _LOG = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ class ScrapeSource:
         self._interval_ms = _interval_ms(settings, context)
         self._fetch: Fetch | HttpFetch = HttpFetch(settings) if fetch is None else fetch
         self._discover: Discover | Discovery = Discovery(settings) if discover is None else discover
-        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="scrape") if fetch is None else None
+        self._pool = Workers(_WORKERS, "scrape") if fetch is None else None
         self._parsers: dict[str, ExpositionParser] = {}
         self._parsing = threading.Lock()  # of bodies of megabytes only one is in pieces at a time
         self._turns: dict[str, Turn] = {}
@@ -169,7 +170,7 @@ class ScrapeSource:
         """Release threads and connections; a question under way is left."""
         self._closing.set()
         if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool.close()
         if isinstance(self._discover, Discovery):
             self._discover.close()
         if isinstance(self._fetch, HttpFetch):
