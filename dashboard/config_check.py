@@ -13,6 +13,7 @@ from collector.errors import ConfigurationError
 from collector.mappings import mapping_table
 from collector.masking import mask_address
 from collector.plugins import plugin_names
+from collector.settings import SourceSettings
 from collector.window import parse_duration
 from dashboard.config import Loaded, Settings, leaves
 from dashboard.config_errors import Problem, nearest
@@ -54,11 +55,29 @@ def _sources(settings: Settings) -> Iterator[Problem]:
             yield Problem(place, "expected `url`, the base address of the Prometheus server; add it")
         elif source.kind == "scrape" and not source.targets:
             yield Problem(place, "expected `targets`, the addresses of the exporters; add at least one")
+        if source.kind == "nvml":
+            yield from _of_host(place, source)
         for address in (*(target.url for target in source.targets), *([source.url] if source.url else [])):
             if not address.startswith(("http://", "https://")):
                 yield Problem(
                     place, f"expected an address that starts with http:// or https://, got {mask_address(address)!r}"
                 )
+
+
+def _of_host(place: str, source: SourceSettings) -> Iterator[Problem]:
+    if source.targets or source.url:
+        yield Problem(place, "an nvml source reads this host: `targets` and `url` have no effect; remove them")
+    if source.library is not None and not source.library.is_file():
+        yield Problem(place, f"`library`: expected a file at {source.library}, found none; correct the path")
+    if not (source.host_root / "proc").is_dir():
+        yield Problem(
+            place, f"`host_root`: expected the host's files, {source.host_root} has no proc; correct the path"
+        )
+    for n, row in enumerate(source.holders, start=1):
+        if not (row.container_id or {row.cgroup, row.user, row.command} - {"*"}):
+            yield Problem(place, f"`holders` {n}: fits every process; name container_id, cgroup, user or command")
+        if not (row.namespace or row.pod):
+            yield Problem(place, f"`holders` {n}: expected `namespace` or `pod`, who holds; add one")
 
 
 def _influx(settings: Settings) -> Iterator[Problem]:
