@@ -269,8 +269,8 @@ class EmbeddedStore(RowReader):
             hot = gather(request.spec, request.fields, snapshot.tables, [b.seq_min for b in snapshot.blobs])
             try:
                 return self.run(self._engine, request, snapshot.pieces, hot)
-            except duckdb.Error as error:
-                failure = error
+            except (duckdb.Error, pa.ArrowException, OSError) as error:
+                failure: Exception = error
         files = [segment.path for segment in snapshot.pieces.segments]
         raise UnreachableError(
             f"cannot read the sealed file {next(filter(_damaged, files), self._folder)}: "

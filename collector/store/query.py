@@ -167,6 +167,12 @@ def _rows_of(request: Request, pieces: Pieces, *, holders: bool = True, within: 
     return _after_merge(rows, request) if holders else rows
 
 
+def aggregate_within(request: Request, pieces: Pieces, ranges: Sequence[Range]) -> str:
+    """Return the statement for aggregates over the raw rows of whole buckets alone."""
+    rows = _rows_of(request, pieces, within=ranges)
+    return select_aggregate(request, f"SELECT * FROM ({rows}) WHERE {_inside(ranges)}")
+
+
 def _after_merge(rows: str, request: Request) -> str:
     conditions = _filter(request.where, request.spec.extra_tags)
     return f"SELECT * FROM ({rows}) WHERE {' AND '.join(conditions)}" if conditions else rows

@@ -12,7 +12,7 @@ import pyarrow as pa
 from collector.clock import from_ms
 from collector.protocols import Aggregate, Where
 from collector.schema import MEASUREMENTS
-from collector.store import query
+from collector.store import query, runs
 from collector.store.engine import Engine
 from collector.store.hot import measurement_of
 from collector.store.recent import fits, recent_rows
@@ -35,6 +35,8 @@ class RowReader(ABC):
         """Answer a request from its pieces; where it groups by holders, those still unknown are looked up in facts."""
         if fits(request, pieces, hot):
             return query.to_frame(recent_rows(request, hot), request, RAW)
+        if runs.fits(request, pieces):
+            return query.to_frame(runs.percentiles(engine, request, pieces, hot), request, RAW)
         owner: dict[str, pa.Table] = {}
         if request.names_holders and engine.run(query.select_unresolved(request, pieces), hot=hot).num_rows:
             window = Window(from_ms(request.start), from_ms(request.end))
