@@ -72,8 +72,16 @@ def say_origin(*, simulated: bool) -> None:
 
 
 def say_marked(mark: str, style: str, text: str) -> None:
-    """Print a line of result that begins with a styled mark."""
-    stdout().print(Text.assemble((mark, style), " ", clean(text)), soft_wrap=True)
+    """Print a line of result that begins with a styled mark; on a terminal its further lines stand under its text."""
+    console = stdout()
+    if not console.is_terminal:
+        console.print(Text.assemble((mark, style), " ", clean(text)), soft_wrap=True)
+        return
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(Text(mark, style=style), Text(clean(text)))
+    console.print(grid)
 
 
 def note(text: str) -> None:

@@ -76,7 +76,7 @@ def doctor(ctx: typer.Context, now: Now = None, json: Json = False) -> None:
         mark, style = MARKS[check.status]
         say_marked(mark, style, f"{check.topic}: {check.text}")
         if check.advice and check.status is not Status.OK:
-            say_marked("    ", "", f"  -> {check.advice}")
+            say(f"       -> {check.advice}")  # not broken into lines: it may be copied
     say("all is well" if not problems else f"{problems} problem{'s' if problems > 1 else ''}")
     raise typer.Exit(1 if problems else 0)
 

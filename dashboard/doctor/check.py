@@ -15,14 +15,27 @@ class Status(StrEnum):
     PROBLEM = "problem"
 
 
+class State(StrEnum):
+    """What is seen of a kind of exporter or of a scheduler."""
+
+    DETECTED = "detected"
+    PARTIAL = "partial"
+    UNSEEN = "not seen from here"
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was looked at, how it stands, what was seen, and what to do about it."""
+    """What was looked at, how it stands, what was seen, and what to do about it.
+
+    family, state: the kind of exporter that it is about and what is seen of it, where it is about one.
+    """
 
     topic: str
     status: Status
     text: str
     advice: str = ""
+    family: str = ""
+    state: State | None = None
 
 
 def ok(topic: str, text: str) -> Check:

@@ -49,6 +49,7 @@ def examine_rows(seen: Seen) -> list[Check]:
     return [
         _freshness(seen, newest),
         *_targets_down(seen),
+        *_untrusted(seen),
         *_silent_cards(seen, newest),
         *_blind_cards(seen, newest),
         *_rejected(seen),
@@ -58,7 +59,7 @@ def examine_rows(seen: Seen) -> list[Check]:
 
 
 def _nothing(seen: Seen) -> list[Check]:
-    down = _targets_down(seen)
+    down = [*_targets_down(seen), *_untrusted(seen)]
     if down:
         return [*down, problem(TOPIC, "empty because broken: no rows for a day and targets are down", "see above")]
     if seen.live:
@@ -94,6 +95,34 @@ def _targets_down(seen: Seen) -> list[Check]:
         )
         for (_, _, address), time, message in zip(down.index, down["time"], down["message"], strict=True)
     ]
+
+
+# Event that something is not as it should be -> the event that ends it (none: it is told once), and what to do.
+_UNTRUSTED = {
+    "blind": ("sees_again", "see the targets that are down; `trimtab collect --once` says why"),
+    "source_frozen": ("source_moves", "restart the exporter: it answers, and its values stand still"),
+    "source_denied": ("source_granted", "grant the account what deploy/kubernetes/rbac.yaml lists"),
+    "card_unobserved": ("card_observed", "add an exporter on that node, or see why its driver does not show the card"),
+    "card_doubled": ("", "take one of the two targets out; several cards of one UUID are a fault of the host"),
+    "card_renumbered": ("", "scripts and labels that go by the number mean another card now"),
+    "card_replaced": ("", "its history goes on under the new UUID"),
+}
+
+
+def _untrusted(seen: Seen) -> list[Check]:
+    """Name what the collector said of its sources and of the census of cards, as far as it still holds."""
+    checks = []
+    for code, (end, advice) in _UNTRUSTED.items():
+        about = seen.events[seen.events["code"].isin([code, end])].sort_values("time", kind="stable")
+        if about.empty:
+            continue
+        last = about.groupby(["cluster", "node", "gpu", "object"], sort=True).last()
+        told = last.loc[last["code"] == code, "message"].tolist()
+        if not told:
+            continue
+        make = problem if code in ("blind", "source_frozen") else note
+        checks.append(make(TOPIC, some([str(message) for message in told], 2), advice))
+    return checks
 
 
 def _reporting(frame: pd.DataFrame, newest: pd.Timestamp, seen: Seen) -> pd.Series:

@@ -17,7 +17,7 @@ from collector.collect import add_scrapes
 from collector.errors import TrimtabError, UnreachableError
 from collector.exposition import ExpositionParser
 from collector.fetch import HttpFetch
-from collector.mappings import MappingTable, builtin_exporters, mapping_table
+from collector.mappings import MappingTable, mapping_table
 from collector.masking import mask_address
 from collector.plugins import SourceContext, load_plugin
 from collector.prometheus import PrometheusSource
@@ -27,11 +27,13 @@ from collector.schema import UNKNOWN
 from collector.settings import SourceSettings
 from collector.support import ways_to
 from dashboard.config import Settings, source_context
-from dashboard.doctor.check import DOWN_ADVICE, Check, down_text, note, ok, problem, reject_text, some
+from dashboard.doctor.check import DOWN_ADVICE, Check, State, Status, down_text, note, ok, problem, reject_text, some
+from dashboard.doctor.families import FamilyBook
 from dashboard.doctor.support import cards_of, not_there
 
 Labels = Mapping[str, str]
 _ACTIVITY = ("sm_active_ratio", "engine_active_ratio", "busy_ratio")
+_GRANT = "on Kubernetes grant the account what deploy/kubernetes/rbac.yaml lists; on Slurm run the command by hand"
 _LATENCY = ("latency_p50_seconds", "latency_p99_seconds", "within_objective_per_second", "step_seconds")
 
 
@@ -41,17 +43,16 @@ def examine_sources(settings: Settings, now: datetime) -> Iterator[Check]:
         yield note("sources", "none configured: rows come by `trimtab import`, or `trimtab collect --target URL`")
         return
     table = mapping_table(settings.mapping)
-    families: set[str] = set()
+    book = FamilyBook()
     answered: list[tuple[str, SourceSettings]] = []
     yield from _read(settings, now, answered)
     for topic, source in answered:
+        book.add_kind(source.kind)
         try:
-            for check, found in _exporters(topic, source, settings, table, now):
-                yield check
-                families |= found
+            yield from _exporters(topic, source, settings, table, now, book=book)
         except TrimtabError as error:
             yield problem(topic, str(error), _advice(error, source))
-    yield from _missing(families)
+    yield from book.checks()
 
 
 def _advice(error: TrimtabError, source: SourceSettings) -> str:
@@ -107,9 +108,14 @@ def _judge(topic: str, batch: Batch) -> Iterator[Check]:
     for event in down:
         address = event.subject.object
         yield problem(topic, down_text(address, event.message), f"{DOWN_ADVICE} curl -sS {address}")
+    for event in batch.events:
+        if event.code == "source_denied":
+            yield Check(topic, Status.NOTE, f"partial: {event.message}", _GRANT, "scheduler", State.PARTIAL)
     rows = {name: table.num_rows for name, table in batch.rows.items() if table.num_rows}
     if rows:
         yield ok(topic, "answers: " + ", ".join(f"{count} {name} rows" for name, count in rows.items()))
+    elif any(fact.subject.kind in ("node", "pod") for fact in batch.facts):
+        yield ok(topic, "answers; nobody asks for a card")
     elif not down:
         text = "answers, and no row can be made of what it says"
         yield problem(topic, text, "does it see any card? nvidia-smi -L on the node; else a [[mapping]] is needed")
@@ -167,8 +173,8 @@ def _any_present(table: pa.Table, fields: Iterable[str]) -> np.ndarray:
 
 
 def _exporters(
-    topic: str, source: SourceSettings, settings: Settings, table: MappingTable, now: datetime
-) -> Iterator[tuple[Check, set[str]]]:
+    topic: str, source: SourceSettings, settings: Settings, table: MappingTable, now: datetime, *, book: FamilyBook
+) -> Iterator[Check]:
     """Say which exporters are behind each target (a third-party source is not looked into)."""
     if source.kind == "scrape":
         with closing(HttpFetch(source)) as fetch:
@@ -178,13 +184,15 @@ def _exporters(
                 except UnreachableError:
                     continue  # told by the poll
                 body = ExpositionParser().parse(text)
-                yield _detected(
-                    topic, mask_address(target.url), [(series.name, series.labels) for series in body.series], table
-                )
+                said = [(series.name, series.labels) for series in body.series]
+                book.add(mask_address(target.url), said, table, labels=True)
+                yield _detected(topic, mask_address(target.url), said, table)
     elif source.kind == "prometheus":
         asked = PrometheusSource(source, _context(source, settings))
         try:
-            yield _detected(topic, mask_address(source.url), [(name, {}) for name in asked.discover()], table)
+            names: list[tuple[str, Labels]] = [(name, {}) for name in asked.discover()]
+            book.add(mask_address(source.url), names, table, labels=False)
+            yield _detected(topic, mask_address(source.url), names, table)
         finally:
             asked.close()
     elif source.kind == "nvml":
@@ -192,10 +200,11 @@ def _exporters(
             for scrape in made.gather(now):
                 if scrape.body is not None:
                     said = [(series.name, series.labels) for series in scrape.body.series]
+                    book.add(scrape.target.url, said, table, labels=True)
                     yield _detected(topic, scrape.target.url, said, table)
 
 
-def _detected(topic: str, place: str, series: list[tuple[str, Labels]], table: MappingTable) -> tuple[Check, set[str]]:
+def _detected(topic: str, place: str, series: list[tuple[str, Labels]], table: MappingTable) -> Check:
     found: Counter[str] = Counter()
     strange = 0
     for name, labels in series:
@@ -204,25 +213,8 @@ def _detected(topic: str, place: str, series: list[tuple[str, Labels]], table: M
         strange += not exporters
     if found:
         names = ", ".join(f"{name} ({count} series)" for name, count in found.most_common())
-        return ok(topic, f"{place}: {names}, {strange} series of no use"), set(found)
+        return ok(topic, f"{place}: {names}, {strange} series of no use")
     if not series:
-        return problem(topic, f"{place}: an answer without any sample", "is it the /metrics address?"), set()
+        return problem(topic, f"{place}: an answer without any sample", "is it the /metrics address?")
     text = f"{place}: {len(series)} series, none of an exporter that is known"
-    return problem(topic, text, "trimtab config example: see [[mapping]]"), set()
-
-
-_CONSEQUENCES = {
-    "device": ("cards", "no card is measured", "add the address of dcgm-exporter"),
-    "kube": ("kube-state-metrics", "owners, requests and annotations are not told", "add its address"),
-    "server": ("inference servers", "no objective can be judged", "add the targets of vLLM, Triton or TGI"),
-}
-
-
-def _missing(families: set[str]) -> Iterator[Check]:
-    """Name each kind of exporter that none of the sources has, and what is not seen without it."""
-    subjects = {exporter.subject for exporter in builtin_exporters() if exporter.exporter in families}
-    subjects |= {"server"} if "user" in families else set()
-    for subject, (what, consequence, advice) in _CONSEQUENCES.items():
-        if subject not in subjects:
-            make = problem if subject == "device" else note
-            yield make("sources", f"not seen from here: {what}; {consequence}", advice)
+    return problem(topic, text, "trimtab config example: see [[mapping]]")
