@@ -54,12 +54,21 @@ def examine_store(settings: Settings, now: datetime) -> Iterator[Check]:
 
 
 def _examine_stored(store: StoreReader, settings: Settings, now: datetime) -> Iterator[Check]:
+    from collector.store.info import describe_store  # noqa: PLC0415
+
     spans = {name: span for name in MEASUREMENTS if (span := store.span(name)) is not None}
     if spans:
         held = [f"{name} {span.start:%Y-%m-%d %H:%M} to {span.end:%Y-%m-%d %H:%M}" for name, span in spans.items()]
         yield ok("store", f"{settings.store.path} opens: {', '.join(held)} UTC")
     else:
         yield note("store", f"{settings.store.path} opens and holds no rows")
+    lost = describe_store(settings.store).lost_rows
+    if lost:
+        yield problem(
+            "store",
+            f"{lost} rows had to go before they were shipped, for want of disk",
+            "look why shipping is behind (trimtab store status), or raise store.disk_max_bytes",
+        )
     simulated = is_simulated(store)
     if simulated and spans:
         # The clock of a simulation is its newest row.

@@ -203,6 +203,17 @@ def test_a_damaged_store_is_a_problem_and_the_rest_is_still_examined(
         assert (ran.code, "unexpected" in ran.err, "cannot" in ran.err) == (4, False, True)
 
 
+def test_rows_that_went_unshipped_are_a_problem(elsewhere: Path) -> None:
+    settings = load_settings().settings.store
+    EmbeddedStore(settings).close()
+    assert not [c for c in examine(load_settings(), NOW) if c.topic == "store" and c.status is Status.PROBLEM]
+    with closing(sqlite3.connect(settings.path / "store.db")) as db:
+        db.execute("INSERT INTO meta VALUES ('lost_rows', 7)")
+        db.commit()
+    (check,) = [c for c in examine(load_settings(), NOW) if c.topic == "store" and c.status is Status.PROBLEM]
+    assert check.text == "7 rows had to go before they were shipped, for want of disk"
+
+
 def test_a_forgotten_pause_is_a_problem_when_the_tuner_acts(trimtab: Callable[..., Ran], elsewhere: Path) -> None:
     configure('[tuner]\nmode = "auto"\n')
     Path("var").mkdir()
