@@ -60,6 +60,7 @@ class Plan:
     counter_samples: Bools
     masked: Ints  # positions in `samples` of bit masks
     quiet: Ints  # positions in `samples` whose exporter has a way to say that there is nothing
+    either: Ints  # positions in `samples` that are percent or ratio, as their value tells
     alive: Ints  # positions in `samples` that tell whether a device's scrape is valid
     entries: Ints  # numbers in the registry
     entry_local: Ints  # position of each channel's entry in `entries`
@@ -150,6 +151,7 @@ def lay_out(
         counter_samples=kinds[local] != GAUGE if len(local) else np.zeros(0, dtype=bool),
         masked=np.flatnonzero(tables.mask[all_channels] != 0),
         quiet=np.flatnonzero(tables.quiet[all_channels]),
+        either=np.flatnonzero(tables.either[all_channels]),
         alive=np.flatnonzero(tables.alive[all_channels] & (all_cards >= 0)),
         entries=entries,
         entry_local=entry_local,
@@ -192,6 +194,12 @@ def evaluate(
         said = value[plan.quiet]
         nothing = plan.quiet[np.isnan(said) | (said == table.absent[channel[plan.quiet]])]
         there[nothing], value[nothing] = False, np.nan
+    if len(plan.either):
+        said = value[plan.either]
+        unclear = plan.either[said == 1]
+        value[plan.either] = np.where((said > 0) & (said < 1), 100 * said, said)
+        value[unclear] = np.nan
+        reasons = {**(reasons or {}), **dict.fromkeys(plan.samples[unclear].tolist(), "unit_not_clear")}
     valid, invalid, dead = _judge(plan, value, channel, there, reasons or {})
     clamp = table.clamp[channel]
     over = valid & (value > clamp)

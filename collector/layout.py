@@ -47,6 +47,7 @@ class Tables:
     counts_cap: NDArray[np.bool_]
     mask: Ints
     absent: Floats  # the value that says nothing; NaN: none
+    either: NDArray[np.bool_]  # percent or ratio: the value must tell
     quiet: NDArray[np.bool_]  # NaN, or the absent value, is no sample at all
     alive: NDArray[np.bool_]
     keep_over_gap: NDArray[np.bool_]
@@ -68,6 +69,7 @@ class _Channel:
     mask: int = 0
     absent: float = math.nan
     quiet: bool = False
+    either: bool = False
     alive: bool = False
     keep_over_gap: bool = False
     counter: int = -1
@@ -193,6 +195,7 @@ class Registry:
                 counts_cap=metric.cap,
                 mask=metric.mask,
                 absent=math.nan if metric.absent is None else metric.absent,
+                either=metric.either,
                 quiet=mapped.exporter.nan_is_absent or metric.absent is not None,
                 alive=metric.field in ("temperature_celsius", "sm_clock_hertz"),
                 keep_over_gap=spec.kind is Kind.INCREMENT and spec.unit == "count",
@@ -245,6 +248,7 @@ class Registry:
                 mask=np.array([x.mask for x in c], dtype=np.int64),
                 absent=np.array([x.absent for x in c]),
                 quiet=np.array([x.quiet for x in c]),
+                either=np.array([x.either for x in c]),
                 alive=np.array([x.alive for x in c]),
                 keep_over_gap=np.array([x.keep_over_gap for x in c]),
                 counter=np.array([x.counter for x in c], dtype=np.int64),

@@ -41,6 +41,7 @@ SUMMED_OVER_INSTANCES = _COMPUTE_RATIOS | {"dram_active_ratio", "memory_used_byt
 
 _DESCRIBED = (
     ("driver_version", "DCGM_FI_DRIVER_VERSION"),
+    ("driver_version", "DCGM_FI_SYSTEM_DRIVER_VERSION"),
     ("driver_version", "driver_version"),
     ("cuda_version", "DCGM_FI_CUDA_DRIVER_VERSION"),
     ("cuda_version", "cuda_version"),

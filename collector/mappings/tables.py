@@ -82,6 +82,9 @@ class MetricRow(_Table):
     )
     cap: bool = Field(False, description="above 1 is capped at 1 and counted")
     window: float | None = Field(None, description="seconds that a value is the mean of, where the exporter's differs")
+    either: bool = Field(
+        False, description="percent in some versions, a ratio in others: a fraction below 1 is a ratio, 1 is not clear"
+    )
     absent: float | None = Field(None, description="a value that says: nothing known, or no limit")
     notes: str = ""
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from collector.mappings import mapping_table
+
 if TYPE_CHECKING:
     from tests.collector.conftest import Cycles
 
@@ -181,3 +183,37 @@ def test_the_energy_counter_of_one_card_in_three_states_falls_at_the_reset(cycle
         read(cycles, shared_dir, file)
     assert "counter_reset" in cycles.events()
     assert "energy_joules" not in cycles.frame("gpu").columns
+
+
+# Fields of the exporter's own lists that go nowhere, and why.
+UNMAPPED = {
+    "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL": "readers do not agree on its unit",
+    "dcgm_nvlink_bandwidth_total": "readers do not agree on its unit",
+    "DCGM_FI_DEV_VGPU_LICENSE_STATUS": "of NVIDIA's own vGPU, no part of the schema",
+    "DCGM_FI_DRIVER_VERSION": "a label",
+    "dcgm_board_limit_violation": "none of the four kinds of throttling",
+    "dcgm_low_util_violation": "rest, not throttling",
+    "dcgm_reliability_violation": "none of the four kinds of throttling",
+    "dcgm_retired_pages_sbe": "pages of cards before Ampere, no part of the schema",
+    "dcgm_retired_pages_dbe": "pages of cards before Ampere, no part of the schema",
+    "dcgm_retired_pages_pending": "pages of cards before Ampere, no part of the schema",
+}
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "counters_default_2.4.7.csv",
+        "counters_default_3.3.9.csv",
+        "counters_default_4.5.3.csv",
+        "counters_1x_compat.csv",
+    ],
+)
+def test_every_field_that_the_exporter_gives_by_default_is_mapped_or_left_out_with_a_reason(
+    shared_dir: Path, file: str
+) -> None:
+    text = (shared_dir / "telemetry" / "captures" / file).read_text(encoding="utf-8")
+    fields = [line.split(",")[0].strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    assert len(fields) > 15
+    known = {*mapping_table().names, *UNMAPPED}
+    assert [field for field in fields if field not in known] == []

@@ -97,6 +97,47 @@ def test_two_hosts_behind_one_prometheus_are_two_rows(cycles: Cycles) -> None:
     assert dict(cycles.frame("node")["memory_used_bytes"]) == {"n1": 40 * MIB, "n2": 4 * MIB}
 
 
+# -- dcgm-exporter of DCGM 4.7 ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("metric", "raw", "field", "value"),
+    [
+        ("DCGM_FI_DEV_GPU_UTIL_RATIO", 87, "busy_ratio", 0.87),  # 4.6: another name of the percent
+        ("DCGM_FI_DEV_GPU_UTIL_RATIO", 0.87, "busy_ratio", 0.87),  # 4.7: a field of its own
+        ("DCGM_FI_DEV_GPU_UTIL_RATIO", 0, "busy_ratio", 0.0),
+        ("DCGM_FI_DEV_MEMORY_UTIL_RATIO", 0.4, "memory_busy_ratio", 0.4),
+        ("DCGM_FI_DEV_ENC_UTIL_RATIO", 1, "encoder_ratio", 1.0),
+        ("DCGM_FI_DEV_FB_USED_BYTES", 5e9, "memory_used_bytes", 5e9),
+        ("DCGM_FI_DEV_SM_CLOCK_HERTZ", 1.41e9, "sm_clock_hertz", 1.41e9),
+    ],
+)
+def test_fields_in_base_units(cycles: Cycles, metric: str, raw: float, field: str, value: float) -> None:
+    cycles.poll(lines((metric, {"gpu": "0", "UUID": "GPU-0"}, raw)))
+    assert cycles.frame("gpu").loc["GPU-0", field] == pytest.approx(value)
+
+
+def test_a_one_that_may_be_a_percent_or_all_is_neither(cycles: Cycles) -> None:
+    card = {"gpu": "0", "UUID": "GPU-0"}
+    cycles.poll(lines(("DCGM_FI_DEV_GPU_UTIL_RATIO", card, 1), ("DCGM_FI_DEV_GPU_TEMP", card, 40)))
+    assert "busy_ratio" not in cycles.frame("gpu").columns
+    assert cycles.rejects() == {("busy_ratio", "unit_not_clear"): 1}
+
+
+def test_energy_and_throttling_in_base_units_and_remapped_rows_by_their_newer_names(cycles: Cycles) -> None:
+    card = {"gpu": "0", "UUID": "GPU-0"}
+    for n in (0, 1):
+        cycles.poll(
+            lines(
+                ("DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL", card, 6000 * n),
+                ("DCGM_FI_DEV_GPU_POWER_THROTTLE_SECONDS_TOTAL", card, 15 * n),
+                ("DCGM_FI_DEV_ROW_REMAP_CORRECTABLE_TOTAL", card, 2 * n),
+            )
+        )
+    row = cycles.frame("gpu").loc["GPU-0"]
+    assert (row["energy_joules"], row["throttle_power_ratio"], row["rows_remapped_corrected_count"]) == (6000, 0.25, 2)
+
+
 # -- nvitop-exporter -------------------------------------------------------------------------------------------------
 
 
