@@ -190,6 +190,8 @@ UNMAPPED = {
     "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL": "readers do not agree on its unit",
     "dcgm_nvlink_bandwidth_total": "readers do not agree on its unit",
     "DCGM_FI_DEV_VGPU_LICENSE_STATUS": "of NVIDIA's own vGPU, no part of the schema",
+    "DCGM_FI_DEV_PCIE_TX_THROUGHPUT": "the driver does not tell it any more",
+    "DCGM_FI_DEV_PCIE_RX_THROUGHPUT": "the driver does not tell it any more",
     "DCGM_FI_DRIVER_VERSION": "a label",
     "dcgm_board_limit_violation": "none of the four kinds of throttling",
     "dcgm_low_util_violation": "rest, not throttling",
