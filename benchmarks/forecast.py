@@ -50,10 +50,10 @@ def cost() -> list[Figure]:
     slower = calibration_seconds() / _CALIBRATED_SECONDS
 
     def fit_all() -> None:
-        model.fit(history).forecast_block_max(history, now, HOUR, [0.9])
+        model.fit(history).forecast_block_max(history, now, [HOUR], [0.9])
 
     fit = _best_seconds(fit_all, 2)
-    refresh = _best_seconds(lambda: model.forecast_block_max(history, now, HOUR, [0.5, 0.9, 0.975]), 10)
+    refresh = _best_seconds(lambda: model.forecast_block_max(history, now, [HOUR], [0.5, 0.9, 0.975]), 10)
     return [
         figure("fit, 40 series x 2 days", fit / slower, "CPU s", at_most=3.0),
         figure("block refresh, 40 series x 2 days", 1000 * refresh / slower, "CPU ms", at_most=60.0),

@@ -110,9 +110,9 @@ class LoadForecaster:
         return self._refresh(self._point, history, now, horizons, quantiles)
 
     def forecast_block_max(
-        self, history: pd.DataFrame, now: datetime, lead: timedelta, quantiles: Sequence[float]
+        self, history: pd.DataFrame, now: datetime, leads: Sequence[timedelta], quantiles: Sequence[float]
     ) -> pd.DataFrame:
-        """Quantiles of the LARGEST value over (now, now + lead], never below the present one.
+        """Quantiles of the LARGEST value over (now, now + lead], for each lead; never below the present one.
 
         For a reservation that must hold for a whole block: per-step quantiles under-cover a block. Calibrated on block
         maxima for leads up to 6 hours; longer ones use the 6-hour band. Columns as of `forecast`, with horizon = lead.
@@ -120,7 +120,7 @@ class LoadForecaster:
         """
         if self._block is None and self._panel is not None:
             self._block, self._panel = fit_layer("block", self._panel, self.seed + 1), None
-        return self._refresh(self._block or prior_layer("block"), history, now, [lead], quantiles)
+        return self._refresh(self._block or prior_layer("block"), history, now, leads, quantiles)
 
     def _refresh(
         self,

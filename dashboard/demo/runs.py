@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import shutil
 from collections.abc import Callable, Iterable
@@ -48,6 +49,8 @@ Progress = Callable[[int, int], None]  # minutes done, minutes in all
 
 # At a 60-s step a full cycle every ten minutes is enough, with the fast path half-way between.
 _CYCLE_SECONDS = 600.0
+# Two days make millions of small objects, hardly one of them in a ring: looking for rings is not worth it so often.
+_GARBAGE_AFTER = 50_000
 _EXPORTERS = SourceSettings(kind="scrape", name="simulated exporters")
 
 
@@ -87,6 +90,7 @@ def run_demo(folder: Path, *, seed: int = 1, hours: float = 48.0, progress: Prog
     """
     _empty(folder)
     minutes = round(hours * 60)
+    gc.set_threshold(_GARBAGE_AFTER)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         static: Future[tuple[RunResult, UpperBound]] = pool.submit(static_run, folder / "static", seed, minutes)
         after, analysis, changes = tuned_run(folder, seed, minutes, progress, partial(_both_cores, pool, static))

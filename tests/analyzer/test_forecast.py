@@ -61,7 +61,7 @@ def test_a_constant_stays_constant_with_zero_width_and_says_so(level: float) -> 
     said = model.forecast(history, newest(history), HORIZONS, LEVELS)
     assert (said["value"] == level).all()
     assert (said["reason"] == CONSTANT).all()
-    block = model.forecast_block_max(history, newest(history), HOUR, [0.5, 0.975])
+    block = model.forecast_block_max(history, newest(history), [HOUR], [0.5, 0.975])
     assert (block["value"] == level).all()
 
 
@@ -82,7 +82,7 @@ def test_the_block_maximum_of_a_sinusoid_is_its_crest() -> None:
     crest_in_half_an_hour = history[history["time"] < START + timedelta(days=3, hours=5, minutes=30)]
     model = fitted(crest_in_half_an_hour, step_seconds=300)
     now = newest(crest_in_half_an_hour)
-    said = model.forecast_block_max(crest_in_half_an_hour, now, HOUR, [0.5, 0.9])
+    said = model.forecast_block_max(crest_in_half_an_hour, now, [HOUR], [0.5, 0.9])
     assert said["value"].iloc[0] == pytest.approx(14.0, abs=0.3)
     assert (said["horizon_seconds"] == 3600.0).all()
 
@@ -194,7 +194,7 @@ class Zoo:
         now = newest(self.history)
         model = fitted(self.history)
         self.said = model.forecast(self.history, now, HORIZONS, LEVELS)
-        self.block = model.forecast_block_max(self.history, now, 3 * HOUR, LEVELS)
+        self.block = model.forecast_block_max(self.history, now, [3 * HOUR], LEVELS)
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +237,7 @@ def test_unfitted_it_answers_from_recent_values() -> None:
     said = LoadForecaster().forecast(history, newest(history), [HOUR], [0.5, 0.9])
     assert 8.0 <= said["value"].iloc[0] <= 10.0
     assert said["value"].iloc[1] > 10.0
-    block = LoadForecaster().forecast_block_max(history, newest(history), HOUR, [0.5])
+    block = LoadForecaster().forecast_block_max(history, newest(history), [HOUR], [0.5])
     assert block["value"].iloc[0] >= 9.0
 
 
@@ -273,14 +273,14 @@ def test_a_capacity_bounds_every_quantile() -> None:
     history = history_of(s=daily_wave(14))
     model = LoadForecaster(step=HOUR, capacity={"s": 11.0}).fit(history)
     assert model.forecast(history, newest(history), HORIZONS, LEVELS)["value"].max() <= 11.0
-    assert model.forecast_block_max(history, newest(history), HOUR, LEVELS)["value"].max() <= 11.0
+    assert model.forecast_block_max(history, newest(history), [HOUR], LEVELS)["value"].max() <= 11.0
 
 
 def test_a_reservation_never_lies_below_present_use() -> None:
     wave = daily_wave(3, 288)
     wave[-1] = 30.0
     history = history_of(300, s=wave)
-    said = fitted(history, step_seconds=300).forecast_block_max(history, newest(history), HOUR, [0.1, 0.5])
+    said = fitted(history, step_seconds=300).forecast_block_max(history, newest(history), [HOUR], [0.1, 0.5])
     assert (said["value"] >= 30.0).all()
 
 
@@ -296,7 +296,7 @@ def test_an_empty_history_gives_an_empty_forecast() -> None:
     model = LoadForecaster().fit(empty)
     assert list(model.forecast(empty, START, HORIZONS, LEVELS).columns) == list(COLUMNS)
     assert model.forecast(empty, START, HORIZONS, LEVELS).empty
-    assert model.forecast_block_max(empty, START, HOUR, LEVELS).empty
+    assert model.forecast_block_max(empty, START, [HOUR], LEVELS).empty
 
 
 def test_target_times_and_order_are_as_asked() -> None:
@@ -361,7 +361,7 @@ def test_changing_the_future_changes_no_forecast(past: list[float], future: list
         for later in (future, other)
         for ask in (
             lambda h, t: model.forecast(h, t, HORIZONS, LEVELS),
-            lambda h, t: model.forecast_block_max(h, t, HOUR, LEVELS),
+            lambda h, t: model.forecast_block_max(h, t, [HOUR], LEVELS),
         )
     ]
     pd.testing.assert_frame_equal(said[0], said[2])
@@ -375,7 +375,7 @@ def test_quantiles_are_sorted_finite_and_within_bounds(past: list[float], levels
     model = LoadForecaster(step=HOUR, capacity={"s": 2e6}).fit(history)
     for said in (
         model.forecast(history, newest(history), HORIZONS, levels),
-        model.forecast_block_max(history, newest(history), HOUR, levels),
+        model.forecast_block_max(history, newest(history), [HOUR], levels),
     ):
         if not np.isfinite(past).any():
             assert list(said["reason"]) == [NO_VALUE]

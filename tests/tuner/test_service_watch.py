@@ -450,7 +450,7 @@ def test_models_are_fitted_once_a_day_was_seen_and_again_after_half_a_day(
     assert len(fits) == 1
     watch.look(last + 719 * MINUTE)
     assert len(fits) == 1
-    watch.look(last + 721 * MINUTE)
+    watch.look(last + 735 * MINUTE)
     assert len(fits) == 2
 
 

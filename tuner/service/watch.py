@@ -255,12 +255,12 @@ class Watch:
         if due:
             self._forecaster.fit(history)
             self._fitted_at = now
-        ahead = [
-            self._forecaster.forecast_block_max(history, now, span, [self._settings.reserve_quantile])
-            for span in (LEAD, HOLD)
-        ]
-        lead, hold = (dict(zip(f["series"], f["value"].astype(float), strict=True)) for f in ahead)
-        self._needs = {name: (lead[name], hold.get(name, math.nan)) for name in lead}
+        ahead = self._forecaster.forecast_block_max(history, now, [LEAD, HOLD], [self._settings.reserve_quantile])
+        lead, hold = (
+            dict(zip(rows["series"], rows["value"].astype(float), strict=True))
+            for rows in (ahead[ahead["horizon_seconds"] == span.total_seconds()] for span in (LEAD, HOLD))
+        )
+        self._needs = {name: (lead[name], hold[name]) for name in lead}
         self._forecast_at = now
 
     def _health(self, state: BackendState, now: datetime) -> dict[Target, tuple[str, ...]]:
