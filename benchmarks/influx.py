@@ -204,7 +204,7 @@ def outage(rows: int = OUTAGE_ROWS, outages: int = OUTAGES) -> list[Figure]:
     except servers.ServerMissing:
         start_server = servers.influxdb1  # its binary must be there
     with tempfile.TemporaryDirectory() as folder:
-        count, distinct, kills = _outage(Path(folder), start_server, rows, outages)
+        count, distinct, kills = outage_of(Path(folder), start_server, rows, outages)
     name = f"rows after {kills} kills of {start_server.__name__}"
     return [
         figure(name, count, "rows", at_least=rows, at_most=rows),
@@ -212,9 +212,10 @@ def outage(rows: int = OUTAGE_ROWS, outages: int = OUTAGES) -> list[Figure]:
     ]
 
 
-def _outage(
+def outage_of(
     folder: Path, start_server: Callable[..., AbstractContextManager[servers.InfluxServer]], rows: int, outages: int
 ) -> tuple[float, float, int]:
+    """Return how many rows are there after kills in the middle of `rows`, how many distinct ones, and the kills."""
     port = servers.free_port()
     data = folder / "influx"
     with ExitStack() as stack:

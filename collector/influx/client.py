@@ -17,6 +17,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import orjson
+
 from collector.errors import ConfigurationError, TrimtabError, UnreachableError
 from collector.masking import mask_address
 from collector.settings import InfluxSettings
@@ -292,10 +294,14 @@ def _rfc3339(milliseconds: int) -> str:
 
 
 def _said(error: Any) -> str:
-    text = str(error.message if error.message is not None else error.reason)
-    if text.startswith("b'"):
-        text = text[2:-1]
-    text = " ".join(text.split())
+    """Return what the server says is wrong: `message` of 2.x, `error` of 1.x and 3.x, else the text, on one line."""
+    body = error.body.decode("utf-8", "replace") if isinstance(error.body, bytes) else error.body
+    try:
+        told = orjson.loads(body or "null")
+    except orjson.JSONDecodeError:
+        told = None
+    text = next((told[k] for k in ("message", "error") if told.get(k)), None) if isinstance(told, dict) else body
+    text = " ".join(str(text or error.reason or "no reason given").split())
     return text if len(text) <= _LONGEST_MESSAGE else f"{text[:_LONGEST_MESSAGE]}..."
 
 

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from collector.errors import UnreachableError
-from collector.influx.lines import escape_control, unescape_tag
+from collector.influx.lines import kept_tag, unescape_tag
 
 
 def literal(text: str) -> str:
@@ -27,7 +28,7 @@ def select_rows(
     wanted = " or ".join(f"r._field == {literal(field)}" for field in fields)
     conditions = [f"r._measurement == {literal(measurement)}", f"({wanted})"]
     for tag, values in where.items():
-        same = " or ".join(_is(tag, escape_control(value)) for value in values)
+        same = " or ".join(_is(tag, kept_tag(value)) for value in values)
         conditions.append(f"({same})")
     return (
         f"from(bucket: {literal(bucket)}) |> range(start: {start}, stop: {end})"
@@ -89,6 +90,9 @@ def _shaped(rows: pa.Table, tags: Sequence[str], fields: Sequence[str], texts: S
     for tag in tags:
         values = rows.column(tag).to_pylist() if tag in present else [""] * rows.num_rows
         columns[tag] = pa.array(map(unescape_tag, values), pa.string())
-    for names, kind in ((fields, pa.float64()), (texts, pa.string())):
-        columns |= {n: rows.column(n) if n in present else pa.nulls(rows.num_rows, kind) for n in names}
+    for name in fields:
+        columns[name] = rows.column(name) if name in present else pa.nulls(rows.num_rows, pa.float64())
+    for name in texts:
+        found = rows.column(name) if name in present else pa.nulls(rows.num_rows, pa.string())
+        columns[name] = pc.replace_substring(found, "\r\n", "\n")  # the server ends lines so, those within a text too
     return pa.table(columns)

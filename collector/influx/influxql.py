@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from collector.influx.lines import EMPTY, escape_control
+from collector.influx.lines import EMPTY, kept_tag
 from collector.store.request import PERCENTILE, Request
 
 ROWS = "rows_count"
@@ -36,7 +36,7 @@ def condition(start: int, end: int, where: Mapping[str, tuple[str, ...]]) -> str
     """Return the condition for rows of [start, end) ms whose tags have one of the values each; none is empty."""
     parts = [f"time >= {start}ms AND time < {end}ms"]
     for tag, values in where.items():
-        kept = [form for value in values for form in ((escape_control(value),) if value else ("", EMPTY))]
+        kept = [form for value in values for form in ((kept_tag(value),) if value else ("", EMPTY))]
         parts.append("(" + " OR ".join(f"{name(tag)} = {literal(value)}" for value in kept) + ")")
     return " AND ".join(parts)
 

@@ -4,9 +4,10 @@ Numbers are written by orjson (shortest text that reads back as the same double)
 into cells without a copy, and Arrow joins all cells into lines. Nothing is done a value or a row in Python but a look
 into a dictionary of escaped tag sets.
 
-Line protocol has no way to write some tag values: a newline, a trailing backslash. Backslashes, control characters and
-`%` are therefore written as `%XX` in tags, and `unescape_tag` gives the value back, whatever the server. An empty value
-is left out; where the set of tags of a table is fixed (3.x) it is written as `%`.
+Line protocol has no way to write some tag values: a newline, a trailing backslash. And 1.x gives the tags of a series
+back as one text in which a comma or `=` of a value cannot be told from one between them. These, control characters and
+`%` itself are therefore written as `%XX` in tags, and `unescape_tag` gives the value back, whatever the server. An
+empty value is left out; where the set of tags of a table is fixed (3.x) it is written as `%`.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 EMPTY = "%"
-_CONTROL = {code: f"%{code:02X}" for code in (*range(0x20), 0x7F, ord("%"), ord("\\"))}
-_ESCAPED = _CONTROL | {ord(c): f"\\{c}" for c in ",= "}
+_KEPT = {code: f"%{code:02X}" for code in (*range(0x20), 0x7F, *map(ord, "%\\,="))}
+_ESCAPED = _KEPT | {ord(" "): "\\ "}
 _HOSTILE = re.compile(r"[\x00-\x1f\x7f%\\,= ]")
 _CACHED_TAG_SETS = 200_000
 
 
-def escape_control(value: str) -> str:
+def kept_tag(value: str) -> str:
     """Return a tag value as the server keeps it."""
-    return value.translate(_CONTROL) if _HOSTILE.search(value) else value
+    return value.translate(_KEPT) if _HOSTILE.search(value) else value
 
 
 def escape_tag(value: str) -> str:

@@ -7,6 +7,7 @@ visible. What waits lies on disk, whatever InfluxDB does: nothing queues in memo
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -42,6 +43,8 @@ _LONGEST_ASKED_SECONDS = 600.0
 _LAST_PASS_SECONDS = 10.0
 # Refused rows are found by halving the request; beyond so many of one request the server's own count has to do.
 _NAMED_MOST = 20
+
+_TOO_OLD = re.compile(r"(?:beyond|outside) retention policy")
 
 _LOG = logging.getLogger(__name__)
 
@@ -238,7 +241,7 @@ class Shipper:
         named = 0
         while pending:
             part, error = pending.pop()
-            if "retention policy" in str(error) or (named >= _NAMED_MOST and not error.too_large):
+            if _TOO_OLD.search(str(error)) or (named >= _NAMED_MOST and not error.too_large):
                 # The server has kept what it could, and counts the others.
                 done.refused[str(error)] += 1
                 _LOG.warning("%s", error)

@@ -25,7 +25,7 @@ from collector.clock import Clock, SystemClock, from_ms, to_ms
 from collector.errors import ConfigurationError, TrimtabError, UnreachableError
 from collector.influx import places
 from collector.influx.client import Flavour, InfluxClient, TryLaterError
-from collector.influx.lines import escape_control
+from collector.influx.lines import kept_tag
 from collector.influx.progress import Progress, progress_of
 from collector.influx.reader import InfluxReader
 from collector.influx.shipper import CURSOR, Shipper
@@ -362,7 +362,7 @@ def _predicates(request: Request) -> list[str]:
         " AND ".join(
             [
                 f'_measurement="{request.spec.name}"',
-                *(f'"{tag}"={_quoted(escape_control(value))}' for tag, value in zip(tags, values, strict=True)),
+                *(f'"{tag}"={_quoted(kept_tag(value))}' for tag, value in zip(tags, values, strict=True)),
             ]
         )
         for values in product(*(request.where[tag] for tag in tags))

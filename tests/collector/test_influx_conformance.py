@@ -53,10 +53,12 @@ class InfluxConformance(StoreConformance):
 
 
 class TestInflux3Shapes(InfluxConformance):
+    series = 2_000  # the double is no database
+
     @pytest.fixture
     def settings(self) -> Iterator[InfluxSettings]:
         with influx_double.running("3.4.1", token="t0k3n") as double:  # noqa: S106 - of a double
-            yield InfluxSettings(url=double.url, token=SecretStr("t0k3n"), batch_rows=500)
+            yield InfluxSettings(url=double.url, token=SecretStr("t0k3n"), batch_rows=5000)
 
     def test_delete_takes_what_matches_and_no_more(self, make_store: Callable[[], Store]) -> None:
         store = make_store()
@@ -82,7 +84,7 @@ class TestInflux1(InfluxConformance):
     @pytest.fixture
     def settings(self, influxdb1: InfluxServer) -> InfluxSettings:
         name = f"lab{next(_NUMBERS)}"
-        settings = InfluxSettings(url=influxdb1.url, token=SecretStr(influxdb1.token), bucket=name, batch_rows=500)
+        settings = InfluxSettings(url=influxdb1.url, token=SecretStr(influxdb1.token), bucket=name, batch_rows=5000)
         client = InfluxClient(settings)
         client.execute(f"CREATE DATABASE {name}")
         for policy in ("minute", "hour"):  # without a limit of age, since the rows of the suite are old
@@ -96,7 +98,7 @@ class TestInflux2(InfluxConformance):
     def settings(self, influxdb2: InfluxServer) -> InfluxSettings:
         name = f"lab{next(_NUMBERS)}"
         settings = InfluxSettings(
-            url=influxdb2.url, token=SecretStr(influxdb2.token), org=influxdb2.org, bucket=name, batch_rows=500
+            url=influxdb2.url, token=SecretStr(influxdb2.token), org=influxdb2.org, bucket=name, batch_rows=5000
         )
         client = InfluxClient(settings)
         org = client.call_json("GET", "/api/v2/orgs", query={"org": influxdb2.org})["orgs"][0]["id"]

@@ -54,7 +54,10 @@ def table(times: list[int], nodes: list[str], gpus: list[str]) -> pa.Table:
 def decode(body: bytes) -> list[tuple[dict[str, str], dict[str, float | str], int]]:
     parsed = [parse_line(line) for line in split_lines(body.decode())]
     assert {measurement for measurement, *_ in parsed} <= {"gpu"}
-    return [({k: unescape_tag(v) for k, v in tags}, fields, stamp) for _, tags, fields, stamp in parsed]
+    return [
+        ({k: unescape_tag(v) for k, v in tags}, {unescape_tag(k): v for k, v in fields.items()}, stamp)
+        for _, tags, fields, stamp in parsed
+    ]
 
 
 def test_lines_to_the_letter() -> None:
@@ -66,7 +69,7 @@ def test_lines_to_the_letter() -> None:
     }
     assert LineEncoder("gpu", TAGS).encode(rows, fields) == (
         b"gpu,gpu=GPU-1,node=a\\ b busy_ratio=0.5,power_watts=300.0 1767571200000\n"
-        b"gpu,gpu=x%5C,node=n\\=1 busy_ratio=1.0,power_watts=-0.25 5\n"
+        b"gpu,gpu=x%5C,node=n%3D1 busy_ratio=1.0,power_watts=-0.25 5\n"
     )
 
 

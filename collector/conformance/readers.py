@@ -1,75 +1,22 @@
 # ruff: noqa: D102, S101 - the names of the tests say what they check, with assert
-"""Laws that every source and every store keeps, as pytest classes to inherit from.
-
-    class TestMyStore(StoreConformance):
-        @pytest.fixture
-        def make_store(self, tmp_path):
-            return lambda: MyStore(tmp_path)
-
-Each `make_store()` of one test opens an empty store or, where it was called before, one that sees the same rows only if
-the implementation keeps them; the suite calls it once a test. Override `settle` to let the store reorganise its rows
-between writing and reading: no law may notice.
-"""
+"""Laws of the reading half of a store."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from collector.batch import Batch, Event, Fact, Reject, Severity, Subject, make_rows
-from collector.clock import grid_floor, to_ms
-from collector.errors import ConfigurationError
-from collector.protocols import Source, Store, StoreReader
+from collector.batch import Batch, Event, Fact, Reject, Severity, Subject
+from collector.conformance.rows import HOUR, MINUTE, at, slice_rows, window
+from collector.protocols import StoreReader
 from collector.schema import MEASUREMENTS
 from collector.window import Window
 
-START = datetime(2026, 1, 5, tzinfo=UTC)
-MINUTE = timedelta(minutes=1)
-HOUR = timedelta(hours=1)
-DAY = timedelta(days=1)
 _KEY = ["cluster", "node", "gpu", "slice"]
-
-
-def at(minutes: float) -> datetime:
-    """Return the instant so many minutes after the suite's start."""
-    return START + minutes * MINUTE
-
-
-def window(first_minute: float, last_minute: float) -> Window:
-    """Return [start + first, start + last)."""
-    return Window(at(first_minute), at(last_minute))
-
-
-def slice_rows(
-    minutes: Sequence[float],
-    names: Sequence[str],
-    *,
-    tenant: str | Sequence[str] = "team",
-    cluster: str = "lab",
-    node: str | Sequence[str] = "node-a",
-    **fields: Sequence[float],
-) -> Batch:
-    """Build a batch of `slice` rows, one a minute and name."""
-    count = len(minutes)
-
-    def column(value: str | Sequence[str]) -> list[str]:
-        return [value] * count if isinstance(value, str) else list(value)
-
-    times = [to_ms(at(m)) for m in minutes]
-    tags = {
-        "cluster": [cluster] * count,
-        "node": column(node),
-        "gpu": ["GPU-1"] * count,
-        "slice": list(names),
-        "tenant": column(tenant),
-        "workload": ["job"] * count,
-    }
-    values = {name: np.asarray(v, dtype=np.float64) for name, v in fields.items()}
-    return Batch(rows={"slice": make_rows("slice", times, tags, values)})
 
 
 class StoreReaderConformance:
@@ -394,158 +341,3 @@ class StoreReaderConformance:
         assert store.partitions(window(0, 5)) == [("lab", "n1"), ("lab", "n2")]
         assert store.span("slice") == Window(at(1), at(9) + timedelta(milliseconds=1))
         assert store.span("gpu") is None
-
-
-class StoreConformance(StoreReaderConformance):
-    """Laws of a whole store. Needs the fixture `make_store`: () -> an empty store."""
-
-    @pytest.fixture
-    def make_store(self) -> Callable[[], Store]:
-        """Return a function that gives an empty store."""
-        raise NotImplementedError("expected a fixture make_store() -> Store in the class that inherits")
-
-    def settle(self, store: Store) -> None:
-        """Let the store reorganise what it holds; called after each write of a test."""
-
-    @pytest.fixture
-    def make_reader(self, make_store: Callable[[], Store]) -> Callable[[Sequence[Batch]], StoreReader]:
-        """Return a function that writes the batches into a store."""
-
-        def make(batches: Sequence[Batch]) -> Store:
-            store = make_store()
-            for batch in batches:
-                store.write(batch)
-                self.settle(store)
-            return store
-
-        return make
-
-    def test_a_bad_batch_leaves_nothing_behind(self, make_store: Callable[[], Store]) -> None:
-        store = make_store()
-        good = slice_rows([0], ["a"], busy_ratio=[0.1])
-        good.facts.append(Fact(Subject("cluster", "lab"), "interval_seconds", "60", at(0)))
-        good.rows["gpu"] = good.rows["slice"]  # not what gpu rows look like
-        with pytest.raises(ValueError, match="gpu"):
-            store.write(good)
-        assert store.read("slice", window(0, 1)).empty
-        assert store.facts().empty
-
-    def test_simulated_and_real_rows_do_not_mix(self, make_store: Callable[[], Store]) -> None:
-        store = make_store()
-        simulated = slice_rows([0], ["a"], cluster="demo", busy_ratio=[0.1])
-        simulated.facts.append(Fact(Subject("cluster", "demo"), "simulated", "true", at(0)))
-        store.write(simulated)
-        store.write(slice_rows([1], ["a"], cluster="demo", busy_ratio=[0.1]))
-        with pytest.raises(ConfigurationError, match="simulated"):
-            store.write(slice_rows([1], ["a"], cluster="prod", busy_ratio=[0.1]))
-        assert store.read("slice", window(0, 9))["cluster"].tolist() == ["demo", "demo"]
-
-    def test_real_store_refuses_simulated_rows(self, make_store: Callable[[], Store]) -> None:
-        store = make_store()
-        store.write(slice_rows([0], ["a"], busy_ratio=[0.1]))
-        simulated = slice_rows([0], ["a"], cluster="demo", busy_ratio=[0.1])
-        simulated.facts.append(Fact(Subject("cluster", "demo"), "simulated", "true", at(0)))
-        with pytest.raises(ConfigurationError, match="refuses simulated"):
-            store.write(simulated)
-
-    def test_delete_takes_what_matches_and_no_more(self, make_store: Callable[[], Store]) -> None:
-        store = make_store()
-        store.write(slice_rows([0, 1, 2, 3], ["a"] * 4, steps_count=[1, 2, 4, 8]))
-        self.settle(store)
-        store.write(slice_rows([0, 1, 2, 3], ["b"] * 4, tenant="x", steps_count=[1, 2, 4, 8]))
-        assert store.delete("slice", window(1, 3), {"slice": "a"}) == 2
-        assert store.delete("slice", window(2, 9), {"tenant": "x"}) == 2
-        assert store.delete("slice", window(50, 60)) == 0
-        frame = store.read("slice", window(0, 9), fields=["steps_count"])
-        assert frame[["slice", "steps_count"]].to_numpy().tolist() == [["a", 1], ["a", 8], ["b", 1], ["b", 2]]
-        total = store.read("slice", window(0, 60), fields=["steps_count"], by=[], every=HOUR, aggregate="sum")
-        assert total["steps_count"].tolist() == [12]
-        store.write(slice_rows([1], ["a"], steps_count=[5]))
-        assert store.read("slice", window(1, 2), where={"slice": "a"})["steps_count"].tolist() == [5]
-        assert store.delete("slice", window(0, 60)) == 5
-        assert store.read("slice", window(0, 60)).empty
-        with pytest.raises(KeyError, match="nonsense"):
-            store.delete("slice", window(0, 1), {"nonsense": "x"})
-
-    def test_retention_keeps_what_is_young(self, make_store: Callable[[], Store]) -> None:
-        store = make_store()
-        store.write(slice_rows([0, 1], ["a", "a"], busy_ratio=[0.1, 0.2]))
-        self.settle(store)
-        assert store.retain(at(5)) == 0
-        assert len(store.read("slice", window(0, 9))) == 2
-        far = START + 3650 * DAY
-        assert store.retain(far) >= 2
-        assert store.read("slice", window(0, 9)).empty
-        assert store.span("slice") is None
-
-
-class SourceConformance:
-    """Laws of a source. Needs the fixtures `source`, `now` (an instant at which it has something) and `past`."""
-
-    @pytest.fixture
-    def source(self) -> Source:
-        """Return the source under test."""
-        raise NotImplementedError("expected a fixture `source` in the class that inherits")
-
-    @pytest.fixture
-    def now(self) -> datetime:
-        """Return an instant at which the source has something to read."""
-        raise NotImplementedError("expected a fixture `now` in the class that inherits")
-
-    @pytest.fixture
-    def past(self) -> Window:
-        """Return a window to backfill; a source without a past gives no batch for it."""
-        raise NotImplementedError("expected a fixture `past` in the class that inherits")
-
-    @pytest.fixture
-    def secrets(self) -> tuple[str, ...]:
-        """Return texts that must never be shown, such as the token in the source's settings."""
-        return ()
-
-    @staticmethod
-    def check_rows(batch: Batch) -> None:
-        """Check every table against the schema: known columns, declared types, no null tag, valid ranges."""
-        for name, table in batch.rows.items():
-            spec = MEASUREMENTS[name]
-            declared = spec.arrow_schema()
-            assert list(table.column_names[: 1 + len(spec.tags)]) == ["time", *spec.tags]
-            for column in table.column_names:
-                assert table.schema.field(column).type == declared.field(column).type, f"{name}.{column}"
-            for tag in ("time", *spec.tags):
-                assert table.column(tag).null_count == 0, f"{name}.{tag}"
-            for field in spec.fields:
-                if field.name in table.column_names:
-                    values = table.column(field.name).to_numpy()
-                    values = values[~np.isnan(values)]
-                    assert ((values >= field.low) & (values <= field.high)).all(), f"{name}.{field.name}"
-
-    def test_poll_gives_rows_of_the_schema_on_the_grid(self, source: Source, now: datetime) -> None:
-        batch = source.poll(now)
-        assert batch.row_count > 0
-        self.check_rows(batch)
-        instant = grid_floor(now, source.describe().interval_seconds)
-        for table in batch.rows.values():
-            assert set(table.column("time").to_pylist()) == {instant}
-
-    def test_each_key_stands_once_in_a_poll(self, source: Source, now: datetime) -> None:
-        for name, table in source.poll(now).rows.items():
-            frame = table.to_pandas()
-            assert not frame.duplicated(["time", *MEASUREMENTS[name].key]).any(), name
-
-    def test_backfill_is_ordered_and_half_open(self, source: Source, past: Window) -> None:
-        newest: datetime | None = None
-        for batch in source.backfill(past.start, past.end):
-            self.check_rows(batch)
-            times = [t for table in batch.rows.values() for t in table.column("time").to_pylist()]
-            if times:
-                assert past.start <= min(times)
-                assert max(times) < past.end
-                assert newest is None or min(times) > newest
-                newest = max(times)
-
-    def test_description_holds_no_secret(self, source: Source, secrets: tuple[str, ...]) -> None:
-        described = source.describe()
-        assert described.kind
-        assert described.name
-        assert described.interval_seconds > 0
-        assert not [secret for secret in secrets if secret in repr(described)]

@@ -1,0 +1,225 @@
+"""What only real servers can tell: refused rows, buckets, Flux, a kill in the middle, VictoriaMetrics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import requests
+from pydantic import SecretStr
+
+from benchmarks.influx import outage_of
+from collector.batch import Batch, Event, Fact, Severity, Subject
+from collector.clock import VirtualClock
+from collector.conformance import DAY, HOUR, START, at, slice_rows, window
+from collector.errors import ConfigurationError
+from collector.influx.client import InfluxClient, QueryRefusedError
+from collector.influx.lines import LineEncoder
+from collector.influx.places import check, prepare
+from collector.influx.reader import InfluxReader
+from collector.influx.shipper import CURSOR, Shipper
+from collector.influx.store import InfluxStore
+from collector.schema import SLICE
+from collector.settings import InfluxSettings, StoreSettings
+from collector.store.outbox import Outbox
+from tests.conftest import wanted
+from tests.servers import InfluxServer, VictoriaServer, influxdb1, influxdb2
+
+_NUMBERS = count()
+LONG = {"raw_days": 3000.0, "minute_days": 3100.0, "hour_days": 3200.0}  # the rows of the suite are old
+
+
+@pytest.fixture(params=["influxdb1", "influxdb2"])
+def settings(request: pytest.FixtureRequest) -> InfluxSettings:
+    server: InfluxServer = request.getfixturevalue(request.param)
+    return InfluxSettings.model_validate(
+        {"url": server.url, "token": server.token, "org": server.org, "bucket": f"srv{next(_NUMBERS)}", **LONG}
+    )
+
+
+@pytest.fixture
+def client(settings: InfluxSettings) -> Iterator[InfluxClient]:
+    with closing(InfluxClient(settings)) as made:
+        yield made
+
+
+@pytest.fixture
+def store(settings: InfluxSettings, client: InfluxClient, tmp_path: Path) -> Iterator[InfluxStore]:
+    prepare(client, settings)
+    with closing(
+        InfluxStore(settings, StoreSettings(path=tmp_path / "store"), clock=VirtualClock(at(9 * 1440)))
+    ) as made:
+        yield made
+
+
+def test_prepare_makes_what_is_missing_and_check_says_what_is_wrong(
+    settings: InfluxSettings, client: InfluxClient
+) -> None:
+    missing = check(client, settings)
+    assert missing
+    assert all("is missing" in text for text in missing)
+    done = prepare(client, settings)
+    assert len(done) == 3
+    longer = settings.model_copy(update={"minute_days": 50.0})
+    # The default policy of a database is the operator's own on 1.x.
+    assert check(client, settings) == []
+    assert prepare(client, settings) == []
+    (wrong,) = check(client, longer)
+    assert "keeps rows 3100 days, [influx] minute_days is 50" in wrong
+    (changed,) = prepare(client, longer)
+    assert "is now kept 50 days" in changed
+    assert check(client, longer) == []
+
+
+def test_a_field_that_somebody_wrote_as_integer(
+    settings: InfluxSettings, client: InfluxClient, store: InfluxStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    stamp = round(START.timestamp() * 1000)
+    client.write(f"slice,cluster=other steps_count=1i {stamp}".encode(), settings.bucket)
+    store.write(slice_rows([0, 1], ["a", "b"], steps_count=[1, 2]))
+    store.write(slice_rows([0, 1], ["a", "b"], busy_ratio=[0.5, 0.6]))
+    far = 8 * 1440  # another shard, where nobody wrote integers
+    store.write(slice_rows([far], ["c"], steps_count=[3]))
+    with closing(Outbox(StoreSettings(path=store.local._folder), CURSOR)) as outbox:
+        done = Shipper(client, settings, outbox, store.local, VirtualClock(at(9 * 1440))).ship()
+    assert done.refused.total() == 2
+    named = [r.message for r in caplog.records if r.message.startswith("refused")]
+    assert len(named) == 2
+    assert "slice=a" in named[0]
+    assert "field type conflict" in named[0]
+    rejects = store.local.rejects(window(0, 60))
+    assert rejects["slice"].tolist() == ["a", "b"]
+    with closing(InfluxReader(client, settings, VirtualClock(at(9 * 1440)))) as reader:
+        kept = reader.read("slice", window(1, far + 9), fields=["steps_count", "busy_ratio"])
+        assert kept["slice"].tolist() == ["b", "c"]
+        np.testing.assert_array_equal(kept["busy_ratio"], [0.6, np.nan])
+
+
+def test_flux_answers_as_influxql_does(settings: InfluxSettings, client: InfluxClient, store: InfluxStore) -> None:
+    rng = np.random.default_rng(3)
+    names = ["a b", "x,y", 'say "hi" ${x}', "日本"]
+    for minute in range(0, 180, 10):
+        values = np.where(rng.random(4) < 0.3, np.nan, np.round(rng.random(4), 3))
+        store.write(slice_rows([minute] * 4, names, busy_ratio=values.tolist(), steps_count=[1, 2, 3, minute]))
+    who = Subject("slice", "lab", "node-a", "GPU-1", "a b")
+    store.write(
+        Batch(
+            facts=[Fact(who, "kind", "mps", at(0)), Fact(who, "pod", "ns/p", at(1))],
+            events=[Event(who, "xid", Severity.ERROR, 'XID "79",\nlost', at(2))],
+        )
+    )
+    store.ship()
+    clock = VirtualClock(at(9 * 1440))
+    with (
+        closing(InfluxReader(client, settings, clock)) as first,
+        closing(InfluxReader(client, settings, clock)) as second,
+    ):
+        second._by_flux = True
+        for arguments in (
+            {},
+            {"where": {"slice": 'say "hi" ${x}'}},
+            {"every": HOUR, "aggregate": "mean"},
+            {"every": HOUR, "aggregate": "count", "by": ["node"]},
+            {"by": [], "aggregate": "max"},
+            {"every": HOUR, "aggregate": "last"},
+        ):
+            asked = {"fields": ["busy_ratio", "steps_count"], **arguments}
+            frames = [reader.read("slice", window(0, 180), **asked) for reader in (first, second)]
+            assert len(frames[0])
+            pd.testing.assert_frame_equal(*frames, rtol=1e-12)
+        newest = [
+            reader.latest("slice", at=at(175), lookback=HOUR, fields=["busy_ratio"]) for reader in (first, second)
+        ]
+        pd.testing.assert_frame_equal(*newest)
+        assert len(newest[0]) == 4
+        pd.testing.assert_frame_equal(first.own_facts(), second.own_facts())
+        assert first.own_facts()["value"].tolist() == ["mps", "ns/p"]
+        pd.testing.assert_frame_equal(first.events(window(0, 9)), second.events(window(0, 9)))
+        assert first.events(window(0, 9))["message"].tolist() == ['XID "79",\nlost']
+
+
+def test_a_reader_turns_to_flux_where_influxql_is_refused(
+    settings: InfluxSettings, client: InfluxClient, store: InfluxStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.write(slice_rows([0, 1], ["a", "a"], steps_count=[1, 2]))
+    store.ship()
+
+    def refuse(*_: object) -> None:
+        raise QueryRefusedError("told to")
+
+    monkeypatch.setattr(client, "select", refuse)
+    with closing(InfluxReader(client, settings, VirtualClock(at(9 * 1440)))) as reader:
+        frame = reader.read("slice", window(0, 60), fields=["steps_count"], by=["tenant"], aggregate="sum")
+        assert frame["steps_count"].tolist() == [3]
+        assert reader._by_flux
+    with closing(InfluxReader(client, settings, VirtualClock(at(9 * 1440)))) as reader:
+        assert reader.latest("slice", at=at(9), lookback=HOUR, fields=["steps_count"])["steps_count"].tolist() == [2]
+
+
+def test_long_windows_are_answered_by_the_tiers(store: InfluxStore, settings: InfluxSettings) -> None:
+    minutes = list(range(0, 5 * 1440, 15))
+    values = [float(m % 97) for m in minutes]
+    store.write(slice_rows(minutes, ["a"] * len(minutes), steps_count=values, busy_ratio=[0.25] * len(minutes)))
+    store.ship()
+    frames = {}
+    for aggregate in ("mean", "sum", "count", "min", "max"):
+        frame = store.read("slice", window(0, 5 * 1440), fields=["steps_count"], every=DAY, aggregate=aggregate)
+        assert frame.attrs["tier"] == "hour"
+        assert frame.attrs["stores"][0][0] == "influx"
+        expected = pd.Series(values).groupby([m // 1440 for m in minutes]).agg(aggregate)
+        np.testing.assert_allclose(frame["steps_count"], expected, rtol=1e-12)
+        frames[aggregate] = frame
+    # Raw rows past their retention: what is left are the tiers.
+    young = settings.model_copy(update={"raw_days": 1.0, "minute_days": 2.0})
+    with (
+        closing(InfluxClient(young)) as client,
+        closing(InfluxReader(client, young, VirtualClock(at(5 * 1440)))) as reader,
+    ):
+        old = reader.read("slice", window(0, 1440), fields=["steps_count"], every=HOUR, by=[], aggregate="count")
+        assert old.attrs["tier"] == "hour"
+        assert old["steps_count"].tolist() == [4] * 24
+
+
+def test_a_wrong_token_is_said(influxdb2: InfluxServer) -> None:
+    settings = InfluxSettings(url=influxdb2.url, org=influxdb2.org, bucket="trimtab", token=SecretStr("nonsense"))
+    with closing(InfluxClient(settings)) as client:
+        with pytest.raises(ConfigurationError, match=r"answered 401.*check the token"):
+            client.write(b"slice x=1 1", "trimtab")
+        with pytest.raises(ConfigurationError, match="check the token"):
+            check(client, settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", [influxdb1, influxdb2], ids=["1.13.2", "2.8.0"])
+def test_kills_in_the_middle_lose_and_repeat_nothing(tmp_path: Path, server: object) -> None:
+    with wanted(server(tmp_path / "probe")):  # type: ignore[operator]  # a function of tests/servers.py
+        pass
+    assert outage_of(tmp_path, server, 6_000, 2) == (6_000, 6_000, 2)  # type: ignore[arg-type]
+
+
+def test_victoriametrics_takes_the_lines(victoriametrics: VictoriaServer) -> None:
+    names = ["a b", "x,y=z", "back\\", "new\nline", "日本", 'q"uote']
+    rows = slice_rows([0] * 6, names, steps_count=range(6), busy_ratio=[np.nan] * 5 + [0.5]).rows["slice"]
+    fields = {name: rows.column(name).to_numpy() for name in ("steps_count", "busy_ratio")}
+    body = LineEncoder("slice", SLICE.tags).encode(rows, fields)
+    with closing(InfluxClient(InfluxSettings(url=victoriametrics.url, gzip="on"))) as client:
+        client.write(body, "trimtab")
+    requests.get(f"{victoriametrics.url}/internal/force_flush", timeout=30)
+    answer = requests.get(
+        f"{victoriametrics.url}/api/v1/export",
+        params={"match[]": '{__name__=~"slice_.+"}', "start": START.timestamp() - 60, "end": START.timestamp() + 60},
+        timeout=30,
+    )
+    found = [json.loads(line) for line in answer.text.splitlines()]
+    steps = {s["metric"]["slice"]: s["values"] for s in found if s["metric"]["__name__"] == "slice_steps_count"}
+    assert steps == {
+        name: [float(n)] for n, name in enumerate(["a b", "x%2Cy%3Dz", "back%5C", "new%0Aline", "日本", 'q"uote'])
+    }
+    assert [s["values"] for s in found if s["metric"]["__name__"] == "slice_busy_ratio"] == [[0.5]]
+    assert {s["timestamps"][0] for s in found} == {round(START.timestamp() * 1000)}
