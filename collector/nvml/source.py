@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
@@ -23,6 +24,9 @@ from collector.nvml.xids import XidListener
 from collector.plugins import SourceContext
 from collector.protocols import SourceDescription
 from collector.settings import SourceSettings, TargetSettings
+
+# How long closing waits for a call that is under way.
+_PATIENCE_SECONDS = 2.0
 
 
 class NvmlSource:
@@ -47,6 +51,7 @@ class NvmlSource:
         self._uuids: dict[int, str] = {}
         self._profiles: dict[tuple[str, str], str] = {}  # UUID, GPU instance -> profile, of the present cycle
         self._answered = False
+        self._turn = threading.Lock()
         self.assembler = Assembler(context)
 
     def poll(self, now: datetime) -> Batch:
@@ -64,7 +69,7 @@ class NvmlSource:
             UnreachableError: there is no driver, and there never was one since the start.
         """
         try:
-            body = self._read()
+            body = self._read_in_turn()
         except UnreachableError as error:
             if not self._answered:
                 raise
@@ -86,10 +91,25 @@ class NvmlSource:
         )
 
     def close(self) -> None:
-        """Stop listening and shut the library down."""
-        self._xids.close()
-        self._gpm.close()
-        self._library.stop()
+        """Stop listening and shut the library down; while a call hangs in the driver, that would hang as well."""
+        if self._turn.acquire(timeout=_PATIENCE_SECONDS):
+            try:
+                self._stop()
+            finally:
+                self._turn.release()
+
+    def _stop(self) -> None:
+        if self._xids.close():
+            self._gpm.close()
+            self._library.stop()
+
+    def _read_in_turn(self) -> Body:
+        if not self._turn.acquire(blocking=False):
+            raise UnreachableError("nvml: expected an answer, but a call of an earlier cycle still hangs in the driver")
+        try:
+            return self._read()
+        finally:
+            self._turn.release()
 
     def _read(self) -> Body:
         """Read once; where the driver was unloaded or reloaded meanwhile, start the library anew and read again."""
@@ -97,12 +117,12 @@ class NvmlSource:
         try:
             return self._read_host()
         except DriverGoneError:
-            self.close()
+            self._stop()
             self._library.start()
         try:
             return self._read_host()
         except DriverGoneError as error:
-            self.close()
+            self._stop()
             raise UnreachableError(
                 f"nvml: expected a driver that answers, got {error}; is it being reloaded?"
             ) from error

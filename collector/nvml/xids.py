@@ -20,6 +20,7 @@ from collector.nvml.binding import Answer, DriverGoneError, ask_host
 # How long one wait lasts: as long as stopping may take. After an error that comes at once, the pause.
 _WAIT_MILLISECONDS = 250
 _PAUSE_SECONDS = 1.0
+_PATIENCE_SECONDS = 2.0
 _NO_INSTANCE = 0xFFFFFFFF
 
 
@@ -77,17 +78,20 @@ class XidListener:
             counts, self._counts = dict(self._counts), Counter()
         return counts
 
-    def close(self) -> None:
-        """Stop listening; returns when the thread has ended."""
+    def close(self) -> bool:
+        """Stop listening; say whether the thread has ended: it has not where its wait hangs in the driver."""
         self._stop.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_PATIENCE_SECONDS)
+            if self._thread.is_alive():
+                return False
             self._thread = None
         if self._set is not None:
             with suppress(DriverGoneError):  # and the set with it
                 ask_host(pynvml.nvmlEventSetFree, self._set)
             self._set = None
         self._uuids.clear()
+        return True
 
     def _work(self) -> None:
         while not self._stop.is_set():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pynvml
 import pytest
 
 from collector.errors import UnreachableError
-from collector.nvml import NvmlSource
+from collector.nvml import NvmlSource, cards
+from collector.nvml import source as source_module
 from collector.plugins import SourceContext
 from collector.settings import SourceSettings
 from tests.collector.nvml.conftest import GIB, HOPPER, TURING, Cycles, Driver
@@ -198,3 +200,32 @@ def test_memory_of_a_card_adds_up(driver: Driver, start: Start) -> None:
     row = cycles.rows("gpu").loc["GPU-h100"]
     total = row["memory_used_bytes"] + row["memory_free_bytes"] + row["memory_reserved_bytes"]
     assert total == 80 * GIB
+
+
+def test_a_call_that_hangs_in_the_driver_holds_up_nobody(
+    driver: Driver, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver.add(TURING)
+    monkeypatch.setattr(source_module, "_PATIENCE_SECONDS", 0.05)
+    cycles = start(driver)
+    cycles.poll()
+    hangs, go = threading.Event(), threading.Event()
+    power = cards._READINGS["nvml_power_milliwatts"]
+
+    def hang(handle: object) -> object:
+        hangs.set()
+        go.wait()
+        return power(handle)
+
+    monkeypatch.setitem(cards._READINGS, "nvml_power_milliwatts", hang)
+    stuck = threading.Thread(target=cycles.source.gather, args=(cycles.now,))
+    stuck.start()
+    assert hangs.wait(20)
+    [scrape] = cycles.source.gather(cycles.now)
+    assert scrape.error == "nvml: expected an answer, but a call of an earlier cycle still hangs in the driver"
+    cycles.source.close()  # returns although the call does not
+    assert stuck.is_alive()
+    go.set()
+    stuck.join()
+    cycles.poll()
+    assert list(cycles.rows("gpu").index) == ["GPU-t4"]

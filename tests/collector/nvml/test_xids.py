@@ -186,3 +186,26 @@ def test_a_card_that_could_not_be_listened_to_is_tried_again(driver: Driver, sta
     caught(driver, cycles, 1)
     cycles.poll()
     assert cycles.events() == [("xid", "GPU-t4")]
+
+
+def test_a_wait_that_hangs_in_the_driver_does_not_hold_up_the_end(
+    driver: Driver, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver.add(TURING)
+    waiting, go = threading.Event(), threading.Event()
+
+    def wait(event_set: object, milliseconds: int) -> object:
+        waiting.set()
+        go.wait()
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
+
+    monkeypatch.setattr(xids, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(xids.pynvml, "nvmlEventSetWait_v2", wait)
+    cycles = start(driver)
+    cycles.poll()
+    assert waiting.wait(20)
+    cycles.source.close()
+    assert driver.live[0] == 1  # nothing is taken away from under the call
+    go.set()
+    cycles.source.close()
+    assert driver.live == (0, 0, 0)
