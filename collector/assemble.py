@@ -253,7 +253,7 @@ class Assembler:
         add_hosts(batch, self._hosts, numbers, self.context, now_ms=now_ms)
         self._release(batch)
         changed |= self._add_slices(now, numbers, ages, batch)
-        if changed:
+        if changed or laid_out is not self._layouts:  # a field that is new has an origin to tell
             check_profiles(numbers, self._slices.join.slices, report)
             self._tell(now, cards)
         if self._simulated:

@@ -74,7 +74,7 @@ def origins_of(registry: Registry, row: int) -> Words:
     """Return which exporters give the values of a row, and over how long each value is a mean.
 
     `sample_window` is that of all fields but those that have a `sample_window:<field>` of their own: seconds, `0` for
-    a point, `unknown`. What is the growth of a counter is a mean over the cycle, and not listed.
+    a point, `cycle`, `unknown`. What is the growth of a counter is a mean over the cycle, and not listed.
     """
     known = registry.origin_words.get(row)
     if known is None:

@@ -85,7 +85,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who says a field: the exporter, over how long its value is a mean (seconds; `0`: a point), and its rank."""
+    """Who says a field: the exporter, over how long it is a mean (seconds; `0`: a point; `cycle`), and its rank."""
 
     order: tuple[int, int, str]
     exporter: str
@@ -225,7 +225,7 @@ class Registry:
         known = self.origins.setdefault(row, {})
         if field_name not in known or order < known[field_name].order:
             window = mapped.exporter.window if mapped.row.window is None else mapped.row.window
-            text = "unknown" if window is None else f"{window:g}"
+            text = "unknown" if window is None else window if isinstance(window, str) else f"{window:g}"
             known[field_name] = Origin(order, mapped.exporter.exporter, text)
 
     @property

@@ -81,7 +81,9 @@ class MetricRow(_Table):
         description="mean: this name alone is the sum, or the count; node: total less rest, or a share of the total",
     )
     cap: bool = Field(False, description="above 1 is capped at 1 and counted")
-    window: float | None = Field(None, description="seconds that a value is the mean of, where the exporter's differs")
+    window: float | Literal["cycle"] | None = Field(
+        None, description="seconds that a value is the mean of, where the exporter's differs; cycle: the whole cycle"
+    )
     either: bool = Field(
         False, description="percent in some versions, a ratio in others: a fraction below 1 is a ratio, 1 is not clear"
     )

@@ -105,7 +105,18 @@ def test_facts_of_a_card(driver: Driver, start: Start) -> None:
         "row_remap_pending": "1",
         "row_remap_failure": "0",
         "sm_count": "132",
+        "nvlink_peak_bytes_per_second": "900000000000",
+        "source": "nvml",
+        "sample_window": "0",
+        "sample_window:busy_ratio": "1",
+        "sample_window:memory_busy_ratio": "1",
+        "sample_window:encoder_ratio": "1",
+        "sample_window:decoder_ratio": "1",
+        "sample_window:power_watts": "1",
     }
+    cycles.poll()
+    windows = {fact.name.partition(":")[2]: fact.value for fact in cycles.batch.facts if ":" in fact.name}
+    assert windows["sm_active_ratio"] == windows["dram_active_ratio"] == "cycle"
 
 
 def test_an_older_card_lacks_fields_and_no_value_stands_in(driver: Driver, start: Start) -> None:
