@@ -188,7 +188,7 @@ def read_pcie_samples(card: Identity, body: Body) -> None:
 def read_memory(handle: Handle, labels: Labels, body: Body, *, whole: bool) -> None:
     """Add memory of a card or an instance: in use without the driver's reserve where the driver tells them apart."""
     second: Answer[Any] = ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
-    older = second.value is None and not second.reason  # before 510 the reserve counts as in use
+    older = second.value is None and not second.reason  # before 510 the reserve is not told apart
     memory: Answer[Any] = ask(pynvml.nvmlDeviceGetMemoryInfo, handle) if older else second
     body.add("nvml_memory_used_bytes", labels, memory.map(lambda m: m.used))
     body.add("nvml_memory_free_bytes", labels, memory.map(lambda m: m.free))
