@@ -28,6 +28,7 @@ _RECURRING = timedelta(days=7)
 # A card is lost when its node went on reporting for so many intervals, and so many seconds, without it.
 _LOST_INTERVALS = 3
 _LOST_SECONDS = 180.0
+_NOT_LOST = ("card_returned", "card_replaced", "card_forgotten")
 _COLUMNS = ["cluster", "node", "gpu", "code", "at_ms", "number", "lost_since_ms", "how", "withheld"]
 
 
@@ -98,8 +99,11 @@ class HealthDetector:
         reporting = max([node_last, *last.values()], default=-1)
         limit = max(_LOST_INTERVALS, math.ceil(_LOST_SECONDS / step))
         told = _told_lost(partition.events)
+        left = set(partition.events.loc[partition.events["code"].isin(_NOT_LOST[1:]), "gpu"])
         rows = []
         for card in found:
+            if card.gpu in left:
+                continue  # another card is in its place, or it was taken out of the capacity, and that was told
             row: dict[str, Any] = {"gpu": card.gpu, "code": "TT604"}
             seen = last[card.gpu]
             if card.gpu in told and told[card.gpu] >= start_ms + seen * step * 1000:
@@ -133,7 +137,7 @@ class HealthDetector:
 
 def _told_lost(events: pd.DataFrame) -> dict[str, float]:
     """Return cards whose newest such event is `card_lost`, and when it was (ms)."""
-    about = events[events["code"].isin(["card_lost", "card_returned"])].sort_values("time", kind="stable")
+    about = events[events["code"].isin(["card_lost", *_NOT_LOST])].sort_values("time", kind="stable")
     newest = about.drop_duplicates("gpu", keep="last")
     lost = newest[newest["code"] == "card_lost"]
     return {gpu: float(to_ms(time)) for gpu, time in zip(lost["gpu"], lost["time"], strict=True)}

@@ -174,7 +174,8 @@ class SourceSettings(Credentials):
     dns: tuple[DnsSettings, ...] = Field((), description="scrape: more targets, from names in DNS")
     kubernetes: KubernetesDiscovery | None = Field(None, description="scrape: more targets, from pods of Kubernetes")
     options: dict[str, str | int | float | bool] = Field(
-        default_factory=dict, description="what a plug-in of another package asks for; its own page says what"
+        default_factory=dict,
+        description="kubernetes, slurm, pci: see docs/demand.md; else what a plug-in of another package asks for",
     )
     match: dict[str, str] = Field(
         default_factory=dict,

@@ -131,6 +131,8 @@ def _reporting(frame: pd.DataFrame, newest: pd.Timestamp, seen: Seen) -> pd.Seri
 
 def _silent_cards(seen: Seen, newest: pd.Timestamp) -> list[Check]:
     silent = seen.gpu[~_reporting(seen.gpu, newest, seen)]
+    left = seen.events.loc[seen.events["code"].isin(["card_replaced", "card_forgotten"]), "gpu"]
+    silent = silent[~silent["gpu"].isin(left)]
     if silent.empty:
         return []
     lost = set(seen.events.loc[seen.events["code"] == "card_lost", "gpu"])

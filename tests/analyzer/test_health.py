@@ -153,6 +153,14 @@ def test_a_card_that_came_back_is_not_lost(make_node: MakeNode) -> None:
     assert of(judge(node), "TT604") == []
 
 
+def test_a_card_that_was_replaced_or_taken_out_is_not_lost(make_node: MakeNode) -> None:
+    for code in ("card_replaced", "card_forgotten"):
+        node = two_cards(make_node, keep=np.arange(120) < 60)
+        node.event("card_lost", "gone", 60, gpu="GPU-2")
+        node.event(code, "another one is in its place", 80, gpu="GPU-2")
+        assert of(judge(node), "TT604") == []
+
+
 def test_rows_after_the_event_speak_against_it(make_node: MakeNode) -> None:
     node = two_cards(make_node)
     node.event("card_lost", "gone", 60, gpu="GPU-2")
