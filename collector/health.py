@@ -122,7 +122,8 @@ class TargetWatch:
         """
         memory = self._targets[target_key(target)]
         before = self._is_frozen(memory)
-        values = np.asarray(body.values, dtype=np.float64) if must_move else None
+        # Once frozen it stays so until something moves: nothing of it is shown meanwhile, hence nobody works with it.
+        values = np.asarray(body.values, dtype=np.float64) if must_move or before else None
         same = (
             values is not None and memory.values is not None and np.array_equal(values, memory.values, equal_nan=True)
         )

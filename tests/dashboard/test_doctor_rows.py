@@ -171,3 +171,23 @@ def test_spans_in_words(seconds: int, expected: str) -> None:
 def test_long_lists_are_cut_with_a_count() -> None:
     assert some(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
     assert some(["a"]) == "a"
+
+
+def test_what_the_collector_does_not_trust_is_named_as_long_as_it_holds() -> None:
+    told = events(
+        (55, "source_frozen", "G1", "G1: nothing that must move has moved"),
+        (50, "source_moves", "G1", "G1: its values move again"),
+        (52, "source_frozen", "G2", "G2: nothing that must move has moved"),
+        (53, "card_doubled", "G2", "G2 is there twice"),
+    )
+    checks = examine(gpus(("G1", 0, 0.5), ("G2", 0, 0.5)), slices(("s", "w", 0.5)), told)
+    found = {check.text: check.status for check in checks}
+    assert found["G2: nothing that must move has moved"] is Status.PROBLEM
+    assert found["G2 is there twice"] is Status.NOTE
+    assert not any(text.startswith("G1") for text in found)
+
+
+def test_a_card_that_was_replaced_did_not_stop_reporting() -> None:
+    told = events((60, "card_replaced", "G2", "G2 was replaced: G3 is in its place"))
+    checks = examine(gpus(("G1", 0, 0.5), ("G2", 60, 0.5)), slices(("s", "w", 0.5)), told)
+    assert not any("stopped reporting" in check.text for check in checks)
