@@ -111,6 +111,7 @@ class HttpSession(requests.Session):
                 url,
                 timeout=_left(deadline),
                 stream=True,
+                verify=self.verify,  # else REQUESTS_CA_BUNDLE would win over `ca_file`
                 auth=_Authorization(login),
                 cert=certificate,
                 **sent,

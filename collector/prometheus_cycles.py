@@ -147,13 +147,15 @@ def cycles(samples: Samples, roster: Roster, start_ms: int, step_ms: int) -> Ite
     newest: list[int] = []
     for first, end in zip(bounds.tolist(), ends, strict=True):
         if chosen.cycle[first] != now:
-            yield start_ms + now * step_ms, scrapes, np.array(newest, dtype=np.int64)
+            if scrapes:
+                yield start_ms + now * step_ms, scrapes, np.array(newest, dtype=np.int64)
             now, scrapes, newest = int(chosen.cycle[first]), [], []
         scrape = _scrape(chosen, slice(first, end), roster)
         if scrape is not None:
             scrapes.append(scrape)
             newest.append(int(chosen.times_ms[first:end].max()))
-    yield start_ms + now * step_ms, scrapes, np.array(newest, dtype=np.int64)
+    if scrapes:
+        yield start_ms + now * step_ms, scrapes, np.array(newest, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
