@@ -31,6 +31,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("subject", nargs="+", choices=subjects())
     parser.add_argument("--json", action="store_true", help="print a list of objects")
+    parser.add_argument("--minutes", type=float, help="fuzz: CPU minutes of all parsers together")
     options = parser.parse_args()
     print(
         f"{platform.platform()}, Python {platform.python_version()}, numpy {np.__version__}, pandas {pd.__version__}; "
@@ -40,7 +41,8 @@ def main() -> int:
     names = dict.fromkeys(name for subject in options.subject for name in (subject, *_WITH.get(subject, ())))
     figures: list[Figure] = []
     for name in names:
-        figures += importlib.import_module(f"benchmarks.{name}").run()
+        chosen = {"minutes": options.minutes} if name == "fuzz" and options.minutes is not None else {}
+        figures += importlib.import_module(f"benchmarks.{name}").run(**chosen)
     if options.json:
         print(json.dumps([figure.to_json() for figure in figures], indent=1))
     else:

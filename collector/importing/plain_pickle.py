@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import struct
 from typing import Any, ClassVar
 
 _FORBIDDEN = (
@@ -39,6 +40,7 @@ _DAMAGED = (
     OverflowError,
     AssertionError,
     RecursionError,
+    struct.error,
 )
 
 

@@ -12,6 +12,7 @@ from collector.kube import is_gpu_resource
 
 Json = Mapping[str, Any]
 
+_MOST = 2.0**63  # Kubernetes allows no more
 _NO_NAME = re.compile(r"[^a-zA-Z0-9_]")
 _DECIMAL = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _SUFFIXES = _DECIMAL | {f"{letter}i": 2.0 ** (10 * power) for power, letter in enumerate("KMGTPE", start=1)}
@@ -23,12 +24,13 @@ def quantity(value: object) -> float:
     if isinstance(value, bool):
         return math.nan
     if isinstance(value, int | float):
-        return float(value)
+        return float(value) if abs(value) < _MOST else math.nan
     match = _QUANTITY.match(value.strip()) if isinstance(value, str) else None
     if match is None:
         return math.nan
     number, exponent, suffix = match.groups()
-    return float(f"{number}e{exponent}") if exponent else float(number) * _SUFFIXES[suffix or ""]
+    found = float(f"{number}e{exponent}") if exponent else float(number) * _SUFFIXES[suffix or ""]
+    return found if abs(found) < _MOST else math.nan
 
 
 def instant(value: object) -> float | None:
