@@ -131,7 +131,7 @@ MIG_MODE = "mig.mode.current"
 IDENTITY_COLUMNS = ("uuid", "gpu_uuid")
 INDEX_COLUMNS = ("index", "gpu")
 STAMP = "timestamp"
-PROCESS_COLUMNS = ("pid", "process_name", "used_gpu_memory", "used_memory")
+PROCESS_COLUMNS = ("pid", "process_name", "used_gpu_memory", "used_memory", "gpu_utilization", "max_memory_usage")
 KNOWN_COLUMNS = frozenset(
     (
         *GPU_COLUMNS,
@@ -156,7 +156,6 @@ _DEVICE_ERROR = re.compile(r"err!|\[?(unknown error|gpu requires reset|gpu is lo
 _NUMBER = re.compile(r"^([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*(%|MiB|MB|W|MHz|C|ms|us|KB/s|MB/s|x)?$")
 _MASK = re.compile(r"^0x[0-9a-fA-F]{1,16}$")
 _FLAGS = {"active": True, "not active": False}
-_PROPERTY = re.compile(r"^[a-z]\w*(\.\w+)+$")
 _HEADING = re.compile(r"^[A-Za-z_][\w.\-/ ]*( \[[^\]]+\])?$")
 
 
@@ -257,12 +256,20 @@ def column_name(heading: str) -> str:
     return heading.strip().split(" [", maxsplit=1)[0].strip().lower()
 
 
-def is_heading(cells: Sequence[str]) -> bool:
-    """Whether the cells of a line are names of columns."""
+def is_heading(cells: Sequence[str], before: Sequence[str] = ()) -> bool:
+    """Whether the cells of a line are names of columns.
+
+    Args:
+        cells: of the line.
+        before: columns so far. A torn line of texts must not pass for other ones: several names of it must be known.
+    """
     if not all(_HEADING.match(cell) or not cell for cell in cells):
         return False
     names = [column_name(cell) for cell in cells]
-    return any(name in KNOWN_COLUMNS or _PROPERTY.match(name) for name in names)
+    known = sum(name in KNOWN_COLUMNS for name in names)
+    if before:
+        return names == list(before) or (known >= 2 and 3 * known >= len(names))
+    return known > 0
 
 
 def card_name(uuid: str, index: str, node: str) -> str:

@@ -220,7 +220,7 @@ def _rows(file: TextFile, place: LogPlace, tally: Tally) -> Iterator[Row]:
         if cells is None:
             tally.reject(TORN, number)
             yield Row(number, None)
-        elif is_heading(cells):
+        elif is_heading(cells, names):
             names = [column_name(cell) for cell in cells]
         elif not names:
             tally.reject("expected a heading above it", number)

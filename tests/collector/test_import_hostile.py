@@ -206,6 +206,14 @@ def test_held_not_held_and_unknown_are_three_things() -> None:
     assert math.isnan(memory[1])
 
 
+def test_a_torn_line_of_words_is_no_heading() -> None:
+    head = "uuid, name, pstate, utilization.gpu [%], timestamp\n"
+    rows = [f"GPU-0, L4, P0, {n} %, 2026/04/01 10:00:0{n}\n" for n in range(3)]
+    result = read(read_query, head + rows[0] + "GPU-0, L4.X, index\n" + rows[1] + "GPU-0, L4.X\n" + rows[2])
+    assert result.accepted == 3
+    assert result.rejected == {"expected 5 columns, got another number": (2, 3)}
+
+
 def test_a_clock_that_was_never_set_is_no_time() -> None:
     result = read(read_query, HEAD + "0001/01/01 00:00:00, GPU-1, 0, 1 %, 4 MiB\n" + line(0, "GPU-1, 0, 1 %, 4 MiB"))
     assert (result.accepted, result.rejected["expected a time stamp"]) == (1, (1, 2))
