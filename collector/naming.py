@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from collector.exposition import Series
 from collector.mappings import ExporterMapping, MappingTable
-from collector.mappings.tables import MIG_INSTANCE, VERSIONS
+from collector.mappings.tables import HOST, MIG_INSTANCE, VERSIONS
 
 _BARE_UUID = re.compile(r"^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-")
 _NO_UUID = re.compile(r"^[0-]*$")
@@ -40,6 +40,7 @@ class Names:
     devices: MIG UUID -> the instance.
     boards: what partitions have in common -> UUID and index of the card's first partition.
     cut: cards whose index has MIG instances under it.
+    host: the machine's own name, where its exporter tells it.
     """
 
     versions: tuple[tuple[str, str], ...] = ()
@@ -47,6 +48,7 @@ class Names:
     devices: Mapping[str, MigDevice] = field(default_factory=dict)
     boards: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     cut: frozenset[str] = frozenset()
+    host: str = ""
 
 
 def read_names(roster: Iterable[Series], table: MappingTable) -> Names:
@@ -60,6 +62,8 @@ def read_names(roster: Iterable[Series], table: MappingTable) -> Names:
             if mapped.row.field == VERSIONS:
                 for name, fact in _VERSION_LABELS.items():
                     found.version(fact, labels.get(name, ""))
+            elif mapped.row.field == HOST:
+                found.host = pick(labels, mapped.exporter.node)
             elif mapped.row.field == MIG_INSTANCE:
                 found.instance(labels, mapped.exporter)
             elif mapped.exporter.partition:
@@ -77,6 +81,7 @@ class _Found:
     boards: dict[str, set[tuple[str, str]]] = field(default_factory=dict)
     parents: dict[tuple[str, str], str] = field(default_factory=dict)
     under: set[tuple[str, str]] = field(default_factory=set)
+    host: str = ""
 
     def version(self, fact: str, text: str) -> None:
         if text not in _NO_VERSION:
@@ -109,6 +114,7 @@ class _Found:
             devices=self.devices,
             # One board of several cards tells its partitions apart no more.
             boards={board: next(iter(firsts)) for board, firsts in self.boards.items() if len(firsts) == 1},
+            host=self.host,
             cut=frozenset(self.parents[key] for key in self.under if key in self.parents),
         )
 

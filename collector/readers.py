@@ -303,6 +303,8 @@ class SeriesReader:
 
     def _host(self, series: Series, mapped: MappedMetric, slot: Slot) -> None:
         world, labels, metric = self._world, series.labels, mapped.row
+        if metric.measurement != "node":
+            return
         name = self._node(labels, mapped.exporter)
         row = slot.node = world.registry.row(("node", name))
         host = world.nodes.get(row)
@@ -342,10 +344,13 @@ class SeriesReader:
             said = self._target.labels.get(name) or labels.get(name)
             if said:
                 return said
+        if self.names.host:
+            return self.names.host
         said = pick(labels, exporter.node)
         if said and said != "localhost" and not _EXPORTER_POD.match(said):
             return said
-        return urlsplit(self._target.url).hostname or said or "unknown"
+        instance = labels.get("instance", "").rpartition(":")[0]
+        return urlsplit(self._target.url).hostname or said or instance or "unknown"
 
 
 def _of_driver(holder: Holder, labels: Mapping[str, str]) -> Holder:

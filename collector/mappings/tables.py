@@ -21,8 +21,9 @@ Nature = Literal[
 
 # What the assembler understands beside the schema's own fields.
 LATENCY = "latency"
-MIG_INSTANCE, VERSIONS = "mig_instance", "versions"  # facts whose labels speak of other series
-NAMING = frozenset((MIG_INSTANCE, VERSIONS))
+# Facts whose labels speak of other series of their target.
+MIG_INSTANCE, VERSIONS, HOST = "mig_instance", "versions", "host"
+NAMING = frozenset((MIG_INSTANCE, VERSIONS, HOST))
 KUBE_FIELDS = frozenset(
     (
         "pod_phase",

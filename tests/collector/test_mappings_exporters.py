@@ -97,6 +97,22 @@ def test_two_hosts_behind_one_prometheus_are_two_rows(cycles: Cycles) -> None:
     assert dict(cycles.frame("node")["memory_used_bytes"]) == {"n1": 40 * MIB, "n2": 4 * MIB}
 
 
+@pytest.mark.parametrize(
+    ("url", "extra", "node"),
+    [
+        ("node-exporter/10.0.0.5:9100", 'node_uname_info{nodename="gpu-7",machine="x86_64"} 1\n', "gpu-7"),
+        ("http://10.0.0.5:9100/metrics", 'node_uname_info{nodename="gpu-7",machine="x86_64"} 1\n', "gpu-7"),
+        ("http://gpu-8:9100/metrics", "", "gpu-8"),
+        ("node-exporter/gpu-9:9100", "", "gpu-9"),
+    ],
+)
+def test_a_hosts_name_is_its_own_else_that_of_its_address(cycles: Cycles, url: str, extra: str, node: str) -> None:
+    text = host(0).replace("node_memory_MemTotal_bytes", 'node_memory_MemTotal_bytes{instance="gpu-9:9100"}')
+    text = text.replace("node_memory_MemAvailable_bytes", 'node_memory_MemAvailable_bytes{instance="gpu-9:9100"}')
+    cycles.poll({url: text + extra}, node="")
+    assert node in cycles.frame("node").index
+
+
 # -- dcgm-exporter of DCGM 4.7 ---------------------------------------------------------------------------------------
 
 
