@@ -9,6 +9,7 @@ bucket whose asked fields are all absent is then still seen.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import product
 
 from collector.influx.lines import EMPTY, kept_tag
 from collector.store.request import PERCENTILE, Request
@@ -104,3 +105,17 @@ def can_push_down(request: Request) -> bool:
         return False
     ordered = any(wanted in ("first", "last") for wanted in request.aggregates.values())
     return not ordered or set(request.spec.key) <= set(request.by)
+
+
+def delete_predicates(request: Request) -> list[str]:
+    """Return delete predicates: the API takes equalities joined by AND, so one a combination of values."""
+    tags = list(request.where)
+    return [
+        " AND ".join(
+            [
+                f'_measurement="{request.spec.name}"',
+                *(f'"{tag}"={name(kept_tag(value))}' for tag, value in zip(tags, values, strict=True)),
+            ]
+        )
+        for values in product(*(request.where[tag] for tag in tags))
+    ]

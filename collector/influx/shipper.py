@@ -139,6 +139,10 @@ class Shipper:
                 done.hours += 1
         return done
 
+    def send(self, spec: Measurement, rows: pa.Table) -> None:
+        """Send raw rows, `time`, tags and fields, that are no longer in the outbox."""
+        self._write(self._encode(spec, rows), places(self._settings, self._client.flavour())[RAW].bucket, Shipped())
+
     def _send(self, shipment: Shipment, done: Shipped) -> None:
         flavour = self._client.flavour()
         where = places(self._settings, flavour)
@@ -165,7 +169,7 @@ class Shipper:
         for name in spec.field_names:
             column = rows.column(name)
             if column.null_count < rows.num_rows:
-                fields[name] = column.to_numpy()
+                fields[name] = column.to_numpy()  # null is NaN
         return self._encoder(spec).encode(rows, fields)
 
     def _encoder(self, spec: Measurement) -> LineEncoder:

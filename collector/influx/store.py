@@ -15,17 +15,18 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import datetime, timedelta
-from itertools import product
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from collector.batch import Batch
 from collector.clock import Clock, SystemClock, from_ms, to_ms
 from collector.errors import ConfigurationError, TrimtabError, UnreachableError
 from collector.influx import places
 from collector.influx.client import Flavour, InfluxClient, TryLaterError
-from collector.influx.lines import kept_tag
+from collector.influx.influxql import delete_predicates
+from collector.influx.merging import facts_together, together, told
 from collector.influx.progress import Progress, progress_of
 from collector.influx.reader import InfluxReader
 from collector.influx.shipper import CURSOR, Shipper
@@ -42,6 +43,7 @@ from collector.window import Window
 LIVE = timedelta(hours=2)
 _DAY_MS = 86_400_000
 _BEGINNING = from_ms(0)
+_SPAN_SECONDS = 600.0
 _LOG = logging.getLogger(__name__)
 
 
@@ -76,6 +78,7 @@ class InfluxStore(RowReader):
         self._local = None if read_only and not there else EmbeddedStore(store_settings, read_only=read_only)
         self._remote = InfluxReader(self._client, settings, self._clock, self._facts_between)
         self._shipping = threading.Lock()
+        self._spans_there: dict[str, tuple[float, Window | None]] = {}
 
     def close(self) -> None:
         """Release files, threads and connections; nothing that was written is lost."""
@@ -138,18 +141,42 @@ class InfluxStore(RowReader):
         if any(not values for values in request.where.values()):
             return count
         there = len(self._remote.read(measurement, window, fields=(), where=where))
-        found = places.places(self._settings, flavour)
         raw_since = to_ms(self._clock.now()) - round(self._store_settings.raw_days * _DAY_MS)
         remade = request.start >= raw_since  # from the raw rows that are left; elsewhere the steps that start within go
-        for tier in (RAW, MINUTE, HOUR):
-            step = STEP_MS[tier] if remade and tier != RAW else 1
-            span = (request.start // step * step, -(-request.end // step) * step)
-            for predicate in _predicates(request):
-                self._client.delete(found[tier].bucket, *span, predicate)
+        if flavour is Flavour.V1:
+            self._delete_v1(request, remade=remade)
+        else:
+            self._delete_v2(request, remade=remade)
         if remade:
             with closing(Outbox(self._store_settings, CURSOR)) as outbox:
                 outbox.soil(measurement, window)
         return max(count, there)
+
+    def _delete_v2(self, request: Request, *, remade: bool) -> None:
+        found = places.places(self._settings, Flavour.V2)
+        for tier in (RAW, MINUTE, HOUR):
+            step = STEP_MS[tier] if remade and tier != RAW else 1
+            span = (request.start // step * step, -(-request.end // step) * step)
+            for predicate in delete_predicates(request):
+                self._client.delete(found[tier].bucket, *span, predicate)
+
+    def _delete_v1(self, request: Request, *, remade: bool) -> None:
+        """Delete in all retention policies at once: 1.x knows no other way.
+
+        The steps that hold the window's start stand before it, at an instant where raw rows may stand as well: these
+        are sent again.
+        """
+        bucket = places.places(self._settings, Flavour.V1)[RAW].bucket
+        starts = {request.start // step * step for step in STEP_MS.values()} if remade else set()
+        for predicate in delete_predicates(request):
+            self._client.delete(bucket, request.start, request.end, predicate)
+            for instant in starts:
+                self._client.delete(bucket, instant, instant + 1, predicate)
+        for instant in starts - {request.start}:
+            at = Window(from_ms(instant), from_ms(instant + 1))
+            rows = pa.Table.from_pandas(self.local.read(request.spec.name, at), preserve_index=False)
+            with closing(Outbox(self._store_settings, CURSOR)) as outbox:
+                Shipper(self._client, self._settings, outbox, self.local, self._clock).send(request.spec, rows)
 
     def retain(self, now: datetime) -> int:
         """Drop what is older than the tiers' retention; return how many raw rows and steps went.
@@ -168,7 +195,10 @@ class InfluxStore(RowReader):
         if flavour is Flavour.V3 or not places.check(self._client, self._settings):
             return 0
         dropped = 0
-        for tier, days in places.keep_days(self._settings).items():
+        kept = places.keep_days(self._settings)
+        if flavour is Flavour.V1:  # a delete there takes all tiers along
+            kept = {HOUR: max(kept.values())}
+        for tier, days in kept.items():
             cutoff = to_ms(now) - round(days * _DAY_MS)
             for name in MEASUREMENTS:
                 dropped += self._remote.count_before(name, tier, cutoff)
@@ -186,24 +216,24 @@ class InfluxStore(RowReader):
         """
         if self._local is None:
             frame = self._remote.answer(request)
-            return _told(frame, [("influx", request.start, request.end)], np.nan)
+            return told(frame, [("influx", request.start, request.end)], np.nan)
         progress = self.progress()
         behind = progress.behind(self._clock.now()).total_seconds()
         start = self._local_from(request, progress)
         if start <= request.start:
-            return _told(self._local.answer(request), [("embedded", request.start, request.end)], behind)
+            return told(self._local.answer(request), [("embedded", request.start, request.end)], behind)
         try:
             older = self._remote.answer(replace(request, end=min(start, request.end)))
         except TryLaterError as error:
             if not self._holds(request):
                 raise
             _LOG.warning("%s; the embedded store answers", error)
-            return _told(self._local.answer(request), [("embedded", request.start, request.end)], behind)
+            return told(self._local.answer(request), [("embedded", request.start, request.end)], behind)
         if start >= request.end:
-            return _told(older, [("influx", request.start, request.end)], behind)
+            return told(older, [("influx", request.start, request.end)], behind)
         newer = self._local.answer(replace(request, start=start))
-        frame = _together(request, older, newer)
-        return _told(frame, [("influx", request.start, start), ("embedded", start, request.end)], behind)
+        frame = together(request, older, newer)
+        return told(frame, [("influx", request.start, start), ("embedded", start, request.end)], behind)
 
     def _local_from(self, request: Request, progress: Progress) -> int:
         """Return the instant (ms) from which on the local store answers."""
@@ -228,11 +258,19 @@ class InfluxStore(RowReader):
         if to_ms(here.start) <= request.start:
             return True
         try:
-            there = self._remote.span(request.spec.name)
+            there = self._span_there(request.spec.name)
         except TrimtabError:
             return True
         # A tier there may begin with the hour that our first row lies in.
         return there is None or to_ms(there.start) // STEP_MS[HOUR] >= to_ms(here.start) // STEP_MS[HOUR]
+
+    def _span_there(self, measurement: str) -> Window | None:
+        """Return the span of InfluxDB's rows as it was at most ten minutes ago: its beginning hardly moves."""
+        now = self._clock.monotonic()
+        known = self._spans_there.get(measurement)
+        if known is None or now - known[0] > _SPAN_SECONDS:
+            known = self._spans_there[measurement] = (now, self._remote.span(measurement))
+        return known[1]
 
     def latest(
         self,
@@ -318,7 +356,7 @@ class InfluxStore(RowReader):
         except TryLaterError as error:
             _LOG.warning("%s; the embedded store answers", error)
             return here
-        return _facts_together(here, there)
+        return facts_together(here, there)
 
     def _facts_between(self, window: Window, names: Sequence[str]) -> pd.DataFrame:
         return self.facts(window, names=names)
@@ -353,48 +391,3 @@ def open_store(settings: InfluxSettings, store_settings: StoreSettings, *, read_
     if not settings.url:
         return EmbeddedStore(store_settings, read_only=read_only)
     return InfluxStore(settings, store_settings, read_only=read_only)
-
-
-def _predicates(request: Request) -> list[str]:
-    """Return delete predicates: the API takes equalities joined by AND, so one a combination of values."""
-    tags = list(request.where)
-    return [
-        " AND ".join(
-            [
-                f'_measurement="{request.spec.name}"',
-                *(f'"{tag}"={_quoted(kept_tag(value))}' for tag, value in zip(tags, values, strict=True)),
-            ]
-        )
-        for values in product(*(request.where[tag] for tag in tags))
-    ]
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _together(request: Request, older: pd.DataFrame, newer: pd.DataFrame) -> pd.DataFrame:
-    tier = newer.attrs.get("tier") if older.empty else older.attrs.get("tier")
-    frame = pd.concat([f for f in (older, newer) if len(f)] or [newer], ignore_index=True)
-    by = request.spec.key if request.by is None else request.by
-    frame = frame.sort_values([*by, "time"], ignore_index=True)
-    frame.attrs["tier"] = tier
-    return frame
-
-
-def _told(frame: pd.DataFrame, stores: list[tuple[str, int, int]], behind_seconds: float) -> pd.DataFrame:
-    frame.attrs["stores"] = [(name, from_ms(start), from_ms(end)) for name, start, end in stores]
-    frame.attrs["behind_seconds"] = behind_seconds
-    return frame
-
-
-def _facts_together(here: pd.DataFrame, there: pd.DataFrame) -> pd.DataFrame:
-    """Lay InfluxDB's facts before those of the local store: of one subject and name they end where ours begin."""
-    who = ["kind", "cluster", "node", "gpu", "slice", "object", "name"]
-    first = here.groupby(who, sort=False)["from"].min().rename("ours").reset_index()
-    there = there.merge(first, on=who, how="left")
-    there = there[there["ours"].isna() | (there["from"] < there["ours"])]
-    cut = there["ours"].notna() & (there["to"].isna() | (there["to"] > there["ours"]))
-    there = there.assign(to=there["to"].mask(cut, there["ours"])).drop(columns="ours")
-    both = pd.concat([f for f in (there, here) if len(f)] or [here], ignore_index=True)
-    return both.sort_values([*who, "from"], ignore_index=True)

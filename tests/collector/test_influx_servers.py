@@ -28,6 +28,7 @@ from collector.influx.store import InfluxStore
 from collector.schema import SLICE
 from collector.settings import InfluxSettings, StoreSettings
 from collector.store.outbox import Outbox
+from collector.store.request import make_request
 from tests.conftest import wanted
 from tests.servers import InfluxServer, VictoriaServer, influxdb1, influxdb2
 
@@ -184,6 +185,42 @@ def test_long_windows_are_answered_by_the_tiers(store: InfluxStore, settings: In
         old = reader.read("slice", window(0, 1440), fields=["steps_count"], every=HOUR, by=[], aggregate="count")
         assert old.attrs["tier"] == "hour"
         assert old["steps_count"].tolist() == [4] * 24
+
+
+def test_deleting_a_part_of_an_hour_leaves_the_rest_of_it(settings: InfluxSettings, store: InfluxStore) -> None:
+    start = 6 * 1440
+    for minute in (0, 1, 30, 59, 60):
+        store.write(slice_rows([start + minute] * 2, ["a", "b"], steps_count=[minute, minute]))
+    store.write(slice_rows([start + 40], ["gone"], steps_count=[1]))
+    store.ship()
+    assert store.delete("slice", window(start + 30, start + 60)) == 5
+    store.ship()
+    hour = window(start, start + 61)
+    with closing(InfluxClient(settings)) as client, closing(InfluxReader(client, settings)) as reader:
+        reader._clock = VirtualClock(at(9 * 1440))
+        raw = reader.read("slice", hour, fields=["steps_count"])
+        assert raw["slice"].tolist() == ["a"] * 3 + ["b"] * 3
+        assert raw["steps_count"].tolist() == [0, 1, 60] * 2
+        for tier, expected in (("minute", [1, 1, 1] * 2), ("hour", [2, 1] * 2)):
+            request = make_request(
+                "slice", hour, fields=["steps_count"], where=None, by=None, every=HOUR, aggregate="count"
+            )
+            rows = reader._rows(request, ("rows_count",), tier).sort_by([("slice", "ascending"), ("t", "ascending")])
+            assert rows.column("slice").to_pylist() == ["a"] * (len(expected) // 2) + ["b"] * (len(expected) // 2)
+            assert rows.column("rows_count").to_pylist() == expected
+
+
+def test_retention_by_hand_leaves_the_coarser_tiers(settings: InfluxSettings, store: InfluxStore) -> None:
+    store.write(slice_rows([0, 1440], ["a", "a"], steps_count=[1, 2]))
+    store.ship()
+    shorter = settings.model_copy(update={"raw_days": 1.0})
+    with closing(InfluxStore(shorter, StoreSettings(path=store.local._folder), clock=VirtualClock(at(2000)))) as other:
+        other.retain(at(2000))
+    with closing(InfluxClient(settings)) as client, closing(InfluxReader(client, settings)) as reader:
+        request = make_request("slice", window(0, 2000), fields=[], where=None, by=None, every=HOUR, aggregate="count")
+        kept = {tier: reader._rows(request, ("rows_count",), tier).num_rows for tier in ("raw", "minute", "hour")}
+    raw = 2 if settings.org == "-" else 1  # a delete on 1.x would take all tiers: its policies alone do it
+    assert kept == {"raw": raw, "minute": 2, "hour": 2}
 
 
 def test_a_wrong_token_is_said(influxdb2: InfluxServer) -> None:
