@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from datetime import timedelta
+from pathlib import Path
 
 import orjson
 import pandas as pd
@@ -11,8 +13,11 @@ import pytest
 from collector import assemble
 from collector.assemble import Assembler
 from collector.batch import Batch, Subject
+from collector.clock import VirtualClock
 from collector.plugins import SourceContext
-from collector.store import FrameStore
+from collector.settings import StoreSettings
+from collector.store import EmbeddedStore, FrameStore
+from collector.store.info import describe_store
 from collector.window import Window
 from tests.collector.conftest import START, Cycles
 
@@ -135,3 +140,24 @@ def test_open_facts_in_a_store_are_those_of_who_is_there() -> None:
     gone = {Subject("slice", "test", "node-a", "GPU-0", f"ml/run-{n}-0-a/main/0") for n in range(18)}
     assert not {s.slice for s in gone} & set(facts["slice"])
     store.close()
+
+
+def test_a_store_under_pod_churn_stops_growing(tmp_path: Path) -> None:
+    """Four cycles a day, each with pods of its own; hours are kept for four days, and so is who held what."""
+    settings = StoreSettings(path=tmp_path / "store", raw_days=1, minute_days=2, hour_days=4)
+    clock = VirtualClock(START)
+    cycles = Cycles(SourceContext(cluster="test", interval_seconds=21_600))
+    counts: list[tuple[int, int]] = []
+    with closing(EmbeddedStore(settings, clock=clock)) as store:
+        for cycle in range(56):
+            store.write(cycles.poll(texts(cycle, pods=1)))
+            clock.advance(21_600)
+            if cycle % 4 == 3:
+                store.maintain()
+                store.retain(clock.now())
+                found = describe_store(settings)
+                counts.append((found.facts, sum(held.files for held in found.holdings)))
+    assert counts[6][0] > counts[1][0]
+    # Grown up after a week: what comes is what goes.
+    assert max(facts for facts, _ in counts[7:]) <= counts[7][0] * 1.05
+    assert max(files for _, files in counts[7:]) <= counts[7][1] + 6
