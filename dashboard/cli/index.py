@@ -66,7 +66,7 @@ ENTRIES = {
     "report": Entry("reporting", "Look", "Write reports for those who pay and those who decide."),
     "store": Entry("rows", "Collect", "Look after the embedded store."),
     "changes": Entry("changes", "Tune", "List what the tuner planned and did; approve, reject and roll back."),
-    "audit": Entry("tuning", "Tune", "Check the record of everything that was changed."),
+    "audit": Entry("tuning", "Tune", "The record: what was changed, and who held what."),
 }
 
 
