@@ -12,7 +12,7 @@ from collector.errors import UnreachableError
 from collector.influx.client import QueryRefusedError
 from collector.influx.lines import unescape_tag
 
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 18  # the reader is up to 32 of them ahead
 
 
 def parse_tags(text: str) -> dict[str, str]:

@@ -191,7 +191,7 @@ class InfluxClient:
         headers["Content-Type"] = "application/json" if form is None else "application/x-www-form-urlencoded"
         answer = self._call("POST", path, query=query, headers=headers, body=body, form=form, stream=True)
         answer.auto_close = False  # else it is closed at its end, and a buffer over it cannot be read to its own
-        return io.BufferedReader(answer, 1 << 20)
+        return io.BufferedReader(answer, 1 << 18)
 
     def delete(self, bucket: str, start_ms: int, end_ms: int, predicate: str) -> None:
         """Delete points of [start, end); `predicate` is like `_measurement="gpu" AND node="n1"`.
