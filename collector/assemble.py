@@ -459,8 +459,7 @@ class Assembler:
         holders_known: set[str] = set()
         for one in live:
             holders += one.layout.holders
-            if one.layout.holders_known:
-                holders_known |= one.layout.uuids
+            holders_known |= one.layout.holders_known
             for uuid, instances in one.layout.instances.items():
                 for instance, profile in instances.items():
                     if profile or (uuid, instance) not in instance_rows:

@@ -120,7 +120,7 @@ class SeriesReader:
         if pod or labels.get("process"):
             said = Holder(uuid, instance, namespace, pod, container, "device", "vgpu" in labels, node=node)
             slot.holder = world.holder(_of_driver(said, labels))
-        slot.tells_holders = labels.get("holders") == "known"
+        slot.holders = labels.get("holders", "")
         if metric.measurement == "event":
             text = labels.get("err_msg", "")
             slot.xid = XidReading(uuid, instance, metric.nature, labels.get("xid", ""), text)

@@ -111,7 +111,7 @@ class Slot:
     version: str = ""  # of the exporter, by its own `..._build_info`
     exporter: str = ""  # the kind of exporter that shows the card
     host: str = ""  # where it says to be itself
-    tells_holders: bool = False  # its target knows all holders, hence that a card without one is held by nobody
+    holders: str = ""  # `known`: its target knows all holders of the card, so that without one it is held by nobody
 
 
 @dataclass(slots=True)

@@ -60,7 +60,7 @@ class Arrangement:
     must_move: bool = False
     hostnames: frozenset[str] = frozenset()
     rejects: dict[str, int] = field(default_factory=dict)
-    holders_known: bool = False
+    holders_known: frozenset[str] = frozenset()
     version: str = ""
     new_xids: bool = False  # some sample counts what is new since the last cycle: the same number again is news again
 
@@ -184,7 +184,7 @@ def _words(slot: Slot) -> tuple[Word, ...]:
         ("node", slot.node),
         ("instance", slot.uuid, slot.instance, slot.profile),
         ("holder", slot.holder),
-        ("holders", slot.tells_holders),
+        ("holders", slot.uuid, slot.holders),
         ("version", slot.version),
     ]
     if slot.reject:
@@ -262,9 +262,11 @@ def _collect(result: Arrangement, slots: Sequence[Slot]) -> None:
     result.facts, result.fact_places = [fact for _, fact in facts], np.array([n for n, _ in facts], dtype=np.int64)
     result.kube = [(index, slot.kube) for index, slot in enumerate(slots) if slot.kube]
     result.holders = list(dict.fromkeys(slot.holder for slot in slots if slot.holder is not None))
-    result.holders_known = any(holder.origin == "device" for holder in result.holders) or any(
-        slot.tells_holders for slot in slots
-    )
+    told = {(slot.uuid, slot.holders) for slot in slots if slot.holders}
+    if told:
+        result.holders_known = frozenset(uuid for uuid, word in told if word == "known")
+    elif any(holder.origin == "device" for holder in result.holders):
+        result.holders_known = frozenset({slot.uuid for slot in slots} - {""})
     result.nodes = sorted({slot.node for slot in slots} - {NOWHERE})
     result.servers = sorted({slot.server for slot in slots} - {NOWHERE})
     result.uuids = frozenset({slot.uuid for slot in slots} - {""})

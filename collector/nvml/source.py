@@ -183,15 +183,17 @@ class NvmlSource:
             vgpu = {"vgpu": ""} if grant.shared else {}
             body.add("nvml_holder", {**card.labels, **_names(grant.owner), **vgpu}, 1.0)
         processes = self._processes.read(card.uuid, card.handle)
-        self._say_who_knows(card, body, known=grants is not None or processes.value is not None)
         if processes.reason:
             body.reject(f"{card.uuid}: processes: {processes.reason}", "")
         if processes.value is None:
+            self._say_who_knows(card, body, known=grants is not None)
             return keys, set()
         pids = [process.pid for process in processes.value]
         owners = self._owners(pids, body)
+        all_seen = len(owners) == len(pids)
+        self._say_who_knows(card, body, known=grants is not None or all_seen)
         # Who was granted a share and runs nothing uses nothing, unless his could be a process that is not seen here.
-        idle = {grant.owner for grant in granted} if len(owners) == len(pids) else set()
+        idle = {grant.owner for grant in granted} if all_seen else set()
         told = self._processes.tells_use[card.uuid]
         for owner, use in add_up(processes.value, owners, idle, told=told).items():
             labels = {"UUID": card.uuid, **_names(owner)}
@@ -207,7 +209,7 @@ class NvmlSource:
         keys: list[Key] = []
         pids: set[int] = set()
         supported = self._gpm.supports(card.uuid, card.handle)
-        known = grants is not None
+        all_seen = True
         for handle in _instances(card.handle):
             number = ask(pynvml.nvmlDeviceGetGpuInstanceId, handle).value
             if number is None:
@@ -216,10 +218,11 @@ class NvmlSource:
             self._profiles[card.uuid, str(number)] = profile
             labels = {**card.labels, "GPU_I_ID": str(number), "GPU_I_PROFILE": profile}
             processes = list_processes(handle)
-            known |= processes.value is not None
             own = [process.pid for process in processes.value or ()]
             pids.update(own)
-            owners = {owner for owner in self._owners(own, body).values() if owner is not None}
+            found = self._owners(own, body)
+            all_seen &= processes.value is not None and len(found) == len(own)
+            owners = {owner for owner in found.values() if owner is not None}
             uuid = ask(pynvml.nvmlDeviceGetUUID, handle).value
             owners |= {grant.owner for grant in grants or () if grant.device == uuid}
             for owner in sorted(owners):
@@ -230,7 +233,7 @@ class NvmlSource:
             keys.append((card.uuid, number))
             if supported:
                 self._read_instance_gpm(card, number, labels, body)
-        self._say_who_knows(card, body, known=known)
+        self._say_who_knows(card, body, known=grants is not None or all_seen)
         return keys, pids
 
     def _read_instance_gpm(self, card: Identity, number: int, labels: Labels, body: Body) -> None:
@@ -251,8 +254,7 @@ class NvmlSource:
         return owners
 
     def _say_who_knows(self, card: Identity, body: Body, *, known: bool) -> None:
-        if known:
-            body.add("nvml_holder", {**card.labels, "holders": "known"}, 1.0)
+        body.add("nvml_holder", {**card.labels, "holders": "known" if known else "unknown"}, 1.0)
 
     def _read_xids(self, cards: dict[str, Any], body: Body) -> None:
         for uuid, reason in self._xids.listen(cards).items():

@@ -172,6 +172,13 @@ def test_the_kubelet_knows_holders_that_run_nothing(cut: Driver, start: Start, h
     assert frame.at["gi1", "tenant"] == "none"
 
 
+def test_a_process_in_an_instance_that_is_not_seen_is_a_holder_that_is_not_known(cut: Driver, start: Start) -> None:
+    cut.process(103, 99, GIB)
+    cycles = start(cut)
+    cycles.poll()
+    assert cycles.rows("slice")["tenant"].tolist() == ["unknown", "unknown"]
+
+
 def test_a_bare_process_in_an_instance_is_a_holder_that_is_not_known(cut: Driver, start: Start, host: Host) -> None:
     host.process(12)
     cut.process(103, 12, GIB)

@@ -220,9 +220,11 @@ def test_the_only_client_of_mps_shares_the_card(driver: Driver, start: Start, ho
 def test_processes_of_another_pid_namespace_are_counted_and_named(driver: Driver, start: Start) -> None:
     card = driver.add(TURING)
     driver.process(card, 21, GIB)
+    driver.add(TURING, uuid="GPU-idle")
     cycles = start(driver)
     cycles.poll()
-    assert cycles.rows("slice").empty
+    frame = cycles.rows("slice")
+    assert list(zip(frame["gpu"], frame.index, frame["tenant"], strict=True)) == [("GPU-t4", "whole", "unknown")]
     [reject] = cycles.batch.rejects
     assert reject.reason == "process not seen here: the collector needs the host's PID namespace (hostPID)"
 
