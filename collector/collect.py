@@ -91,7 +91,7 @@ class Collector:
         metrics: CollectorMetrics | None = None,
     ) -> None:
         self._sources = list(sources)
-        self._names = [source.describe().name for source in self._sources]
+        self._names = _told_apart([source.describe().name for source in self._sources])
         self._store = store
         self._clock = clock
         self._interval = interval_seconds
@@ -235,6 +235,18 @@ class Collector:
             elif isinstance(source, Resumable):
                 keepers.append(([name], source))
         return keepers + [(names, self._assemblers[context]) for context, names in shared.items()]
+
+
+def _told_apart(names: Sequence[str]) -> list[str]:
+    """Return the names with a number behind each that was there before: state and metrics of sources go by name."""
+    result: list[str] = []
+    for name in names:
+        number, one = 1, name
+        while one in result:
+            number += 1
+            one = f"{name} {number}"
+        result.append(one)
+    return result
 
 
 def add_scrapes(known: dict[str, Scrape], scrapes: Sequence[Scrape]) -> None:

@@ -66,6 +66,29 @@ def test_rows_and_facts_of_two_clusters_with_the_same_names_stay_apart(tmp_path:
     store.close()
 
 
+def test_sources_of_one_name_in_two_clusters_keep_what_they_know_apart_over_a_restart(tmp_path: Path) -> None:
+    texts = {"east": 100, "west": 5000}
+
+    def started() -> Collector:
+        sources = [
+            ScrapeSource(
+                SourceSettings(targets=(TargetSettings(url="http://cards/metrics", node="node-a"),)),
+                SourceContext(cluster=name),
+                fetch=lambda _, name=name: dcgm("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", texts[name] * 1000),
+            )
+            for name in texts
+        ]
+        return Collector(sources, store, VirtualClock(START), 60.0, state_path=tmp_path / "state.json")
+
+    store = EmbeddedStore(StoreSettings(path=tmp_path / "store"))
+    started().run_once(START)
+    texts.update(east=130, west=5007)
+    started().run_once(START + timedelta(minutes=1))
+    rows = store.latest("gpu", at=START + timedelta(minutes=2), lookback=timedelta(hours=1))
+    store.close()
+    assert dict(zip(rows["cluster"], rows["energy_joules"], strict=True)) == {"east": 30.0, "west": 7.0}
+
+
 def test_the_configuration_gives_each_source_its_cluster() -> None:
     urls = ("http://one:9400/metrics", "http://two:9400/metrics", "http://three:9400/metrics")
     tables = [
