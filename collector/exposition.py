@@ -15,11 +15,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, repeat
-from operator import not_
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
+
+from collector.shapes import Shape, read_number, read_numbers, shape_of
 
 Floats = NDArray[np.float64]
 
@@ -31,7 +31,6 @@ _ESCAPE = re.compile(r"\\(.)")
 _ESCAPED = {"n": "\n", "\\": "\\", '"': '"'}
 _METADATA = ("# HELP", "# TYPE", "# EOF", "# UNIT")
 _CACHE_SLACK = 1024
-_JSON_NUMBERS = b"0123456789+-.eE,"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,37 +68,25 @@ class Exposition:
     metadata: bool = False
 
 
-@dataclass(slots=True)
-class _Shape:
-    """The lines of a text without their values, where it holds known series and comments alone.
-
-    samples, others: for each line, whether it is a sample or something else (a comment, an empty line).
-    starts, series: of the samples, all of the line but its value, and what it says.
-    comments: the lines that are no samples.
-    fixed: how many characters of the text are not of values.
-    """
-
-    starts: list[str]
-    series: list[Series]
-    samples: list[bool]
-    others: list[bool]
-    comments: list[str]
-    fixed: int
-    metadata: bool
-
-
 class ExpositionParser:
     """Parses the texts of one target; keeps what it learnt about the target's series from text to text."""
 
     def __init__(self) -> None:
         self._known: dict[str, Series] = {}
         self._blocks: dict[str, dict[str, str]] = {}
-        self._last: _Shape | None = None
+        self._shaped: list[Series] = []  # of the last text, where it has a shape
+        self._shape: Shape | None = None
 
-    def parse(self, text: str) -> Exposition:
+    def parse(self, body: str | bytes) -> Exposition:
         """Read a body. A body that is no exposition gives no samples and one reject with its reason."""
+        if self._shape is not None:
+            numbers = self._shape.read(body)
+            if numbers is not None:
+                # The very list of series: who compares sees at once that nothing changed.
+                return Exposition(self._shaped, numbers, metadata=self._shape.metadata)
+        text = body if isinstance(body, str) else body.decode("utf-8", errors="replace")
         lines = text.split("\n")
-        result = self._of_last_shape(text, lines) or self._of_known_lines(text, lines)
+        result = self._of_known_lines(text, lines)
         if result is None:
             result = self._line_by_line(lines)
             result.metadata = result.metadata or _has_metadata(text)
@@ -107,22 +94,9 @@ class ExpositionParser:
             result.rejects = [LineReject(0, _body_reason(text), text.strip()[:80])]
         return result
 
-    def _of_last_shape(self, text: str, lines: list[str]) -> Exposition | None:
-        """Read a body whose lines are those of the last one but for values; None for any other."""
-        last = self._last
-        if last is None or len(lines) != len(last.samples):
-            return None
-        values = list(map(str.removeprefix, compress(lines, last.samples), last.starts))
-        # A line that does not begin as expected stays whole, and then the values together are too long.
-        if sum(map(len, values)) != len(text) - last.fixed or list(compress(lines, last.others)) != last.comments:
-            return None
-        numbers = _numbers(values)
-        # The very list of series: who compares sees at once that nothing changed.
-        return None if numbers is None else Exposition(last.series, numbers, metadata=last.metadata)
-
     def _of_known_lines(self, text: str, lines: list[str]) -> Exposition | None:
         """Read a body of known series and comments alone, in any order; None for any other."""
-        self._last = None
+        self._shape = None
         samples = [bool(line) and line[0] != "#" for line in lines]
         told = list(compress(lines, samples))
         blanks = list(map(str.rfind, told, repeat(" ")))
@@ -131,16 +105,12 @@ class ExpositionParser:
             series = list(map(self._known.__getitem__, starts))
         except KeyError:
             return None
-        if not series:
+        numbers = read_numbers([line[blank + 1 :] for line, blank in zip(told, blanks, strict=True)])
+        if not series or numbers is None:
             return None
-        numbers = _numbers([line[blank + 1 :] for line, blank in zip(told, blanks, strict=True)])
-        if numbers is None:
-            return None
-        others = list(map(not_, samples))
-        comments = list(compress(lines, others))
-        fixed = sum(map(len, starts)) + sum(map(len, comments)) + len(lines) - 1
-        self._last = _Shape(starts, series, samples, others, comments, fixed, _has_metadata(text))
-        return Exposition(series, numbers, metadata=self._last.metadata)
+        self._shaped = series
+        self._shape = shape_of(text, lines, samples, starts, metadata=_has_metadata(text))
+        return Exposition(series, numbers, metadata=self._shape.metadata)
 
     def _line_by_line(self, lines: list[str]) -> Exposition:
         series: list[Series] = []
@@ -152,7 +122,7 @@ class ExpositionParser:
             one = known(line[:blank])
             if one is not None:
                 try:
-                    values.append(_number(line[blank:]))
+                    values.append(read_number(line[blank:]))
                 except ValueError:
                     self._slow(line, number, series, values, result)
                 else:
@@ -228,37 +198,6 @@ class _BadLineError(Exception):
     """Reason why a line cannot be read."""
 
 
-def _number(text: str) -> float:
-    """Return a number as exporters write it; Python alone reads `1_000` as one.
-
-    Raises:
-        ValueError: it is none.
-    """
-    if "_" in text:
-        raise ValueError(text)
-    return float(text)
-
-
-def _numbers(texts: list[str]) -> Floats | None:
-    """Return many numbers at once; None where any text is none."""
-    try:
-        return np.array(list(map(_number, texts)) if (read := _json_numbers(texts)) is None else read, dtype=np.float64)
-    except ValueError:
-        return None
-
-
-def _json_numbers(texts: list[str]) -> list[float] | None:
-    """Read numbers at a tenth of `float`'s cost where all are written as JSON's are (no NaN, no infinity)."""
-    joined = ",".join(texts).encode()
-    if joined.translate(None, _JSON_NUMBERS):
-        return None
-    try:
-        numbers: list[float] = orjson.loads(b"[%b]" % joined)
-    except orjson.JSONDecodeError:
-        return None
-    return numbers if len(numbers) == len(texts) else None
-
-
 _ValueEnd = Callable[[str, int], tuple[int, str]]
 
 
@@ -312,7 +251,7 @@ def _value_and_stamp(text: str) -> tuple[float, float | None]:
     if not words:
         raise _BadLineError("no value")
     try:
-        value = _number(words[0])
+        value = read_number(words[0])
     except ValueError:
         raise _BadLineError("value is not a number") from None
     if len(words) == 1:

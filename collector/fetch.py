@@ -49,10 +49,10 @@ class HttpFetch:
 
     def __call__(self, target: TargetSettings) -> str:
         """Return the body as text."""
-        return self.ask(target)[0]
+        return self.ask(target)[0].decode("utf-8", errors="replace")
 
-    def ask(self, target: TargetSettings) -> tuple[str, float]:
-        """Return the body as text, and by how many seconds the exporter's clock is ahead of ours (NaN: not said).
+    def ask(self, target: TargetSettings) -> tuple[bytes, float]:
+        """Return the body, and by how many seconds the exporter's clock is ahead of ours (NaN: not said).
 
         HTTP's Date has whole seconds, so a clock that is right may seem half a second off.
         """
@@ -81,7 +81,7 @@ class HttpFetch:
         for url in list(self._connections):
             self.forget(url)
 
-    def _body(self, target: TargetSettings, place: str, deadline: float) -> tuple[str, float]:
+    def _body(self, target: TargetSettings, place: str, deadline: float) -> tuple[bytes, float]:
         """Get an answer, over a few redirects; another host does not get the credentials."""
         known: Credentials = target.auth or self._settings
         credentials: Credentials | None = known
@@ -107,7 +107,7 @@ class HttpFetch:
         if answer.status != 200:
             raise UnreachableError(f"{place}: expected HTTP 200, got {answer.status}")
         skew = _skew_seconds(answer.getheader("Date"))
-        return _read(answer, place).decode("utf-8", errors="replace"), skew
+        return _read(answer, place), skew
 
     def _ask_again(
         self, key: str, url: str, headers: Mapping[str, str], credentials: Credentials | None, deadline: float

@@ -237,6 +237,7 @@ class ScrapeSource:
     def _ask(self, target: TargetSettings) -> Scrape:
         start = time.monotonic()
         skew = math.nan
+        text: str | bytes
         try:
             if isinstance(self._fetch, HttpFetch):
                 text, skew = self._fetch.ask(target)
