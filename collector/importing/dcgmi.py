@@ -48,7 +48,7 @@ def read_dcgmi(file: TextFile, place: LogPlace, tally: Tally) -> Iterator[Batch]
     clock = RowClock(place, tally)
     xids: dict[str, float] = {}
     events: list[Event] = []
-    tally.warn("cards are named by node and index: the log has no UUID")
+    tally.note("cards are named by node and index: the log has no UUID")
     for line in _lines(file, tally):
         at = clock.at((line.entity, line.id))
         if at is None:
@@ -74,7 +74,7 @@ def _add_instance(slices: SliceRows, line: _Line, at: datetime, card: str, tally
         if column in line.cells
     }
     if any(name in line.cells for name in ("gract", "smact", "smocc", "tenso", "drama")):
-        tally.warn("activity of MIG instances is left out: dcgmi does not tell which share of the card they are")
+        tally.note("activity of MIG instances is left out: dcgmi does not tell which share of the card they are")
     facts = {"kind": "mig", "identity": "assumed"}
     slices.add(SliceSample(line.number, at, card, cells, slice=f"dcgm{line.id}", facts=facts))
 

@@ -24,11 +24,19 @@ class NotImportableError(Exception):
 
 @dataclass(slots=True)
 class Tally:
-    """What became of a log's lines. `rejected`: reason -> (how many, the first line)."""
+    """What became of a log's lines.
+
+    Attributes:
+        accepted: lines that were used.
+        rejected: reason -> (how many lines or cells, the first line).
+        warnings: what its user should know.
+        guesses: those of them that say what was guessed.
+    """
 
     accepted: int = 0
     rejected: dict[str, tuple[int, int]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    guesses: list[str] = field(default_factory=list)
 
     def reject(self, reason: str, line: int) -> None:
         """Count a line, or a cell of it, that cannot be used."""
@@ -37,6 +45,12 @@ class Tally:
 
     def warn(self, text: str) -> None:
         """Note, once, something that was guessed."""
+        if text not in self.guesses:
+            self.guesses.append(text)
+            self.note(text)
+
+    def note(self, text: str) -> None:
+        """Note, once, something that a user should know and that nobody guessed."""
         if text not in self.warnings:
             self.warnings.append(text)
 

@@ -89,7 +89,7 @@ def read_pmon(file: TextFile, place: LogPlace, tally: Tally) -> Iterator[Batch]:
 
 
 def _warn_of_numbers(tally: Tally) -> None:
-    tally.warn("cards are named by node and index: the log has no UUID")
+    tally.note("cards are named by node and index: the log has no UUID")
 
 
 def _lines(file: TextFile, tally: Tally, *, processes: bool) -> Iterator[_Line]:

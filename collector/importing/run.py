@@ -77,7 +77,11 @@ class ImportOptions:
 
 @dataclass(slots=True)
 class FileReport:
-    """What became of one file. `rejected` maps a reason to the number of lines and the first of them."""
+    """What became of one file.
+
+    `rejected` maps a reason to the number of lines and the first of them; `guesses` are the warnings that say what was
+    guessed.
+    """
 
     path: str
     format: Format
@@ -88,6 +92,7 @@ class FileReport:
     rows: dict[str, int] = field(default_factory=dict)
     facts: int = 0
     warnings: list[str] = field(default_factory=list)
+    guesses: list[str] = field(default_factory=list)
 
     @property
     def rejected_count(self) -> int:
@@ -203,8 +208,8 @@ def _refuse(report: FileReport, *, strict: bool) -> None:
     """Refuse a file with nothing of use in it, and under `strict` one where anything was guessed or is wrong."""
     if report.status == "rejected":
         return
-    if strict and (report.warnings or report.rejected):
-        first = report.warnings[0] if report.warnings else next(iter(report.rejected))
+    if strict and (report.guesses or report.rejected):
+        first = report.guesses[0] if report.guesses else next(iter(report.rejected))
         report.status, report.reason = "rejected", f"--strict: {first}"
     elif not report.rows and not report.facts:
         report.status, report.reason = "rejected", "no sample in it belongs to a card, a slice or a queue"
@@ -242,7 +247,8 @@ class _Job:
                 report.status, report.reason = "rejected", reason
         if self.file.torn:
             tally.reject(self.file.torn, 0)
-        report.accepted, report.rejected, report.warnings = tally.accepted, tally.rejected, tally.warnings
+        report.accepted, report.rejected = tally.accepted, tally.rejected
+        report.warnings, report.guesses = tally.warnings, tally.guesses
 
     def _read(self, tally: Tally) -> Iterator[Batch]:
         options, path = self.options, self.file.path

@@ -152,7 +152,7 @@ def _read_card(gpu: Element, number: int, shared: dict[str, str], when: _Instant
     name = card_name(_text(gpu, "uuid"), str(number), place.node)
     cells = {column: _first(gpu, paths) for column, paths in _PATHS.items()} | shared | _ecc(gpu)
     if "/" in name:
-        tally.warn("cards are named by node and index: a document has no UUID")
+        tally.note("cards are named by node and index: a document has no UUID")
     processes = gpu.findall("processes/process_info")
     cut = is_cut(cells)
     sink.cards.add(line, at, name, cells, held=not processes and not cut)

@@ -43,7 +43,7 @@ def read_snapshot(file: TextFile, place: LogPlace, tally: Tally) -> Iterator[Bat
     if not devices:
         raise NotImportableError("no segment of it can be read: expected device, total_size and blocks of each")
     tally.accepted += len(segments) - sum(count for count, _ in tally.rejected.values())
-    tally.warn("a snapshot names neither its process nor its card's UUID: taken as the card's holder, by its number")
+    tally.note("a snapshot names neither its process nor its card's UUID: taken as the card's holder, by its number")
     yield _batch(devices, at, place, list(_out_of_memory(traces, place)))
 
 

@@ -206,7 +206,7 @@ def _survey(file: TextFile, place: LogPlace, tally: Tally) -> _Survey:
     survey.cards = identity + (varying or present)[:1]
     survey.single = all(len(values[name]) == 1 for name in survey.cards)
     if survey.cards and not identity:
-        tally.warn("cards are named by node and index: the log has no UUID")
+        tally.note("cards are named by node and index: the log has no UUID")
     return survey
 
 

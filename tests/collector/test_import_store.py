@@ -63,6 +63,23 @@ def test_strict_refuses_guessed_times_and_writes_nothing(tmp_path: Path, store: 
     assert len(store.read("gpu", ALL)) == 3
 
 
+def test_strict_takes_what_names_its_cards_by_number_as_nothing_is_guessed(
+    tmp_path: Path, store: EmbeddedStore
+) -> None:
+    (tmp_path / "n1.txt").write_text("#Date Time gpu sm\n 20260401 10:00:00 0 80\n")
+    (report,) = import_files([tmp_path / "n1.txt"], store, ImportOptions(strict=True, zone=UTC)).files
+    assert (report.status, report.warnings) == (
+        "imported",
+        ["cards are named by node and index: the log has no UUID"],
+    )
+    rows = "2026/04/01 10:00:00, 5 W\n2026/04/01 10:00:01, 5 W\n"
+    (tmp_path / "n2.csv").write_text("timestamp, power.draw [W]\n" + rows)
+    (report,) = import_files([tmp_path / "n2.csv"], store, ImportOptions(strict=True, zone=UTC)).files
+    assert report.reason == "--strict: the log names no card: all rows are taken for one card, index 0"
+    (report,) = import_files([tmp_path / "n2.csv"], store, ImportOptions(strict=True, zone=UTC, gpus=1)).files
+    assert report.status == "imported"
+
+
 def test_an_import_that_broke_off_is_taken_up_with_the_same_times(
     tmp_path: Path, store: EmbeddedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
