@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from collector.plugins import SourceContext
 from collector.settings import TenantSettings
 
 if TYPE_CHECKING:
@@ -67,6 +71,40 @@ def test_a_hosts_cpu_memory_network_and_disks(cycles: Cycles) -> None:
     assert (row["network_rx_bytes_per_second"], row["network_tx_bytes_per_second"]) == (120.0, 60.0)
     assert (row["disk_read_bytes_per_second"], row["disk_write_bytes_per_second"]) == (12.0, 24.0)
     assert cycles.batch.rejects == []
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(
+        st.fixed_dictionaries({mode: st.integers(0, 600) for mode in ("idle", "iowait", "user", "system", "steal")}),
+        min_size=1,
+        max_size=4,
+    ),
+    st.randoms(use_true_random=False),
+)
+def test_busy_waiting_and_idle_are_all_of_a_hosts_time_in_whatever_order(
+    cpus: list[dict[str, int]], order: Random
+) -> None:
+    from tests.collector.conftest import Cycles  # noqa: PLC0415  a fresh one for each example
+
+    cycles = Cycles(SourceContext(cluster="test"))
+    for grown in (0, 1):
+        rows = [
+            ("node_cpu_seconds_total", {"cpu": str(n), "mode": mode}, 50 + grown * seconds)
+            for n, cpu in enumerate(cpus)
+            for mode, seconds in cpu.items()
+        ]
+        order.shuffle(rows)
+        cycles.poll(lines(*rows))
+    total = sum(sum(cpu.values()) for cpu in cpus)
+    frame = cycles.frame("node")
+    if not total:
+        assert frame.empty
+        return
+    row = frame.loc["node-a"]
+    idle = sum(cpu["idle"] for cpu in cpus) / total
+    assert row["cpu_busy_ratio"] + row["cpu_iowait_ratio"] + idle == pytest.approx(1.0)
+    assert row["cpu_iowait_ratio"] == pytest.approx(sum(cpu["iowait"] for cpu in cpus) / total)
 
 
 def test_without_what_is_available_a_hosts_memory_is_unknown(cycles: Cycles) -> None:
