@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from collector.batch import Batch, Severity, Subject
+from collector.batch import Batch, Event, Fact, Reject, Severity, Subject
 from collector.card_watch import CardWatch
 from collector.clock import to_ms
 from collector.counters import CounterBook
@@ -260,13 +260,7 @@ class Assembler:
             self._facts.tell(Subject("cluster", self.context.cluster), "simulated", "true", now)
         facts, events, rejects = self._facts.drain()
         if self._kube is not None or self._schedulers.demand is not None:
-            queues, pod_facts, pod_events = read_queues(
-                self._kube, self._schedulers.demand, self._queues, self.context, now
-            )
-            if queues is not None:
-                batch.rows["queue"] = queues
-            facts += pod_facts
-            events += pod_events
+            self._add_queues(batch, now, facts, events, rejects)
         _reject_homeless(self._slices.join, report)
         batch.facts = facts
         batch.events = report.events + events
@@ -490,6 +484,17 @@ class Assembler:
         memory = {card.uuid: self._facts.memory_of(card) for card in named.values()}
         self._slices = index_slices(join, self.context.cluster, memory)
         return True
+
+    def _add_queues(
+        self, batch: Batch, now: datetime, facts: list[Fact], events: list[Event], rejects: list[Reject]
+    ) -> None:
+        """Add what schedulers tell of queues: their rows, and what their requests bring up."""
+        told = read_queues(self._kube, self._schedulers.demand, self._queues, self.context, now)
+        if told[0] is not None:
+            batch.rows["queue"] = told[0]
+        facts += told[1]
+        events += told[2]
+        rejects += told[3]
 
     def _compare_counts(self, live: Sequence[_Live], now: datetime, report: Report) -> None:
         """Compare how many cards each source counts, and tell of what no exporter shows; end the facts of who left."""

@@ -10,14 +10,14 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from collector.batch import Event, Fact, Severity, Subject, make_rows
+from collector.batch import Event, Fact, Reject, Severity, Subject, make_rows
 from collector.clock import to_ms
 from collector.demand import Ask, GpuRequest, QueueState, SchedulerState
 from collector.facts import declared
 from collector.join import owner_of, tenant_of
 from collector.kube import KubeState, Pod, is_gpu_resource, mig_profile
 from collector.plugins import SourceContext
-from collector.schema import NOBODY
+from collector.schema import NOBODY, QUEUE
 
 _MIB = 2**20
 
@@ -84,8 +84,8 @@ def gpu_request(pod: Pod) -> GpuRequest:
 
 def read_queues(
     kube: KubeState | None, demand: SchedulerState | None, book: QueueBook, context: SourceContext, now: datetime
-) -> tuple[pa.Table | None, list[Fact], list[Event]]:
-    """Return one `queue` row a pool and tenant, facts of what is asked for, and out-of-memory events.
+) -> tuple[pa.Table | None, list[Fact], list[Event], list[Reject]]:
+    """Return one `queue` row a pool and tenant, facts of what is asked for, out-of-memory events, and rejects.
 
     A pod waits from its creation until it is bound to a node, an ask from its submission until it is granted; the wait
     counts in the interval in which that happens. What a queue says of itself goes before what is counted from its pods.
@@ -94,7 +94,8 @@ def read_queues(
         book.last_seconds = now.timestamp()
         for queue in book.read[2].values():
             queue.waits = []
-        return _rows(book.read[2], context, now), [], []
+        table, rejects = _rows(book.read[2], context, now)
+        return table, [], [], rejects
     reading = _Reading(kube or KubeState(), demand or SchedulerState(), book, context, now)
     for namespace, quota in reading.kube.gpu_quota.items():
         queue = reading.queue("default", tenant_of(namespace, context))
@@ -119,7 +120,8 @@ def read_queues(
     reading.queue_states()
     book.last_seconds = now.timestamp()
     book.read = kube, demand, reading.queues
-    return _rows(reading.queues, context, now), reading.facts, reading.events
+    table, rejects = _rows(reading.queues, context, now)
+    return table, reading.facts, reading.events, rejects
 
 
 @dataclass(slots=True)
@@ -329,9 +331,10 @@ def _document(
     }
 
 
-def _rows(queues: _Queues, context: SourceContext, now: datetime) -> pa.Table | None:
+def _rows(queues: _Queues, context: SourceContext, now: datetime) -> tuple[pa.Table | None, list[Reject]]:
+    """Return rows, and what a scheduler says that cannot be: quotas of `1e30` cards pass every webhook."""
     if not queues:
-        return None
+        return None, []
     keys = sorted(queues)
     items = [queues[key] for key in keys]
     fields = {
@@ -344,12 +347,21 @@ def _rows(queues: _Queues, context: SourceContext, now: datetime) -> pa.Table | 
         "wait_p95_seconds": [_rank(q.waits, 0.95) for q in items],
         "admitted_count": [float(len(q.waits)) for q in items],
     }
-    return make_rows(
+    columns, rejects = {}, []
+    for name, values in fields.items():
+        spec, column = QUEUE.field(name), np.array(values, dtype=np.float64)
+        wrong = (column < spec.low) | (column > spec.high)
+        for n in np.flatnonzero(wrong).tolist():
+            subject = Subject("queue", context.cluster, object="/".join(keys[n]))
+            rejects.append(Reject(subject, name, "out_of_range", now))
+        columns[name] = np.where(wrong, np.nan, column)
+    table = make_rows(
         "queue",
         np.full(len(keys), to_ms(now)),
         {"cluster": [context.cluster] * len(keys), "pool": [k[0] for k in keys], "tenant": [k[1] for k in keys]},
-        {name: np.array(values) for name, values in fields.items()},
+        columns,
     )
+    return table, rejects
 
 
 def _age(queue: _Queue, now: datetime) -> float:

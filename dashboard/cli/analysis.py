@@ -201,7 +201,7 @@ def _print_waiting(analysis: Analysis) -> None:
     say("")
     several = len({w.cluster for w in waiting}) > 1
     print_table(
-        ["waiting for cards", "pool", ">unmet card-hours", ">granted", ">median wait", ">95 % within", ">waiting now"],
+        ["tenant", "pool", ">unmet", ">granted", ">median", ">95 %", ">now"],
         [
             (
                 f"{w.cluster}: {w.tenant}" if several else w.tenant,
@@ -214,6 +214,7 @@ def _print_waiting(analysis: Analysis) -> None:
             )
             for w in waiting
         ],
+        title="waiting for cards: unmet card-hours; waits of those that were granted; how many wait now",
     )
 
 

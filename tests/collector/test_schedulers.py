@@ -13,11 +13,13 @@ import pytest
 import yaml
 
 from collector.batch import Batch
+from collector.conformance import SourceConformance
 from collector.errors import ConfigurationError
 from collector.plugins import SourceContext
 from collector.schedulers.kubernetes import LISTS, KubernetesSource
 from collector.schedulers.objects import instant, quantity
 from collector.settings import SourceSettings, TenantSettings
+from collector.window import Window
 from tests.collector.kube_api import (
     TOKEN,
     Api,
@@ -373,6 +375,23 @@ def test_volcano_groups_ask_until_their_pods_are_made(api: Api, polled: Polled) 
     assert set(polled.ended("request")) == {"team-b/mpi-1"}
 
 
+def test_what_cannot_be_is_rejected_with_its_place(api: Api, polled: Polled) -> None:
+    api.lists |= {
+        KAI: [kai_queue("a", quota=-7), kai_queue("b", quota=8)],
+        f"{KUEUE}/clusterqueues": [cluster_queue("huge", quota="1e30", reserved="0", pending=0)],
+    }
+    polled.poll()
+    assert {row["pool"]: row["quota_gpu_count"] for row in polled.queues()} == {
+        "a": pytest.approx(math.nan, nan_ok=True),
+        "b": 8,
+        "huge": pytest.approx(math.nan, nan_ok=True),
+    }
+    assert sorted((r.subject.object, r.field, r.reason) for r in polled.batch.rejects) == [
+        ("a/a", "quota_gpu_count", "out_of_range"),
+        ("huge/huge", "quota_gpu_count", "out_of_range"),
+    ]
+
+
 def test_namespace_quotas_and_nodes(api: Api, polled: Polled) -> None:
     api.lists[QUOTAS] = [
         {"metadata": {"name": n, "namespace": "team-a"}, "status": {"hard": {"requests.nvidia.com/gpu": hard}}}
@@ -467,3 +486,25 @@ def test_a_kubeconfig_names_server_and_token(api: Api, tmp_path: Path) -> None:
     assert source.describe().targets == (api.url,)
     assert source.poll(START).rows["queue"].num_rows == 1
     source.close()
+
+
+class TestKubernetesSource(SourceConformance):
+    """The laws of every source."""
+
+    @pytest.fixture
+    def source(self, api: Api, polled: Polled) -> KubernetesSource:
+        api.lists[PODS] = [gpu_pod("p-0", created="2026-01-05T00:30:00Z"), gpu_pod("q-0", "team-b", node="n1")]
+        api.lists[KAI] = [kai_queue("research", quota=4)]
+        return polled.source
+
+    @pytest.fixture
+    def now(self) -> datetime:
+        return START + timedelta(seconds=61)
+
+    @pytest.fixture
+    def past(self) -> Window:
+        return Window(START, START + timedelta(hours=1))
+
+    @pytest.fixture
+    def secrets(self) -> tuple[str, ...]:
+        return (TOKEN,)

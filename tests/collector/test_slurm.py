@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from collector.conformance import SourceConformance
 from collector.errors import ConfigurationError
 from collector.plugins import SourceContext
 from collector.schedulers.slurm import SlurmSource
 from collector.schedulers.slurm_jobs import SlurmFormatError, asks_of, cards_of_nodes, read_jobs
 from collector.settings import SourceSettings
+from collector.window import Window
 
 START = datetime(2026, 1, 5, 1, tzinfo=UTC)
 T0 = int(START.timestamp())
@@ -276,3 +278,20 @@ def test_a_command_that_is_not_there(site: Site) -> None:
 def test_configuration_that_names_no_command(options: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError, match=r"options\."):
         SlurmSource(SourceSettings(kind="slurm", options=options), SourceContext())
+
+
+class TestSlurmSource(SourceConformance):
+    """The laws of every source."""
+
+    @pytest.fixture
+    def source(self, site: Site) -> SlurmSource:
+        site.say("squeue", TEXT)
+        return site.source()
+
+    @pytest.fixture
+    def now(self) -> datetime:
+        return START + timedelta(seconds=61)
+
+    @pytest.fixture
+    def past(self) -> Window:
+        return Window(START, START + timedelta(hours=1))
