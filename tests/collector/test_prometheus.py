@@ -7,16 +7,20 @@ import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import parse_qs
 
 import orjson
 import pytest
 from pydantic import SecretStr
 
+from collector import prometheus
+from collector.conformance import SourceConformance
 from collector.errors import ConfigurationError, UnreachableError
 from collector.plugins import SourceContext
 from collector.prometheus import PrometheusSource
 from collector.settings import SourceSettings
+from collector.window import Window
 
 START = datetime(2026, 1, 5, tzinfo=UTC)
 CARD = {"UUID": "GPU-0", "gpu": "0", "instance": "10.0.0.7:9400", "job": "dcgm", "node": "node-a"}
@@ -262,3 +266,58 @@ def test_a_simulation_behind_a_prometheus_says_so(server: Prometheus) -> None:
     (fact,) = [f for f in source.poll(START + timedelta(minutes=1)).facts if f.name == "simulated"]
     assert (fact.subject.kind, fact.value) == ("cluster", "true")
     assert [f for f in source.poll(START + timedelta(minutes=2)).facts if f.name == "simulated"] == []  # said once
+
+
+class TestPrometheusSource(SourceConformance):
+    """The laws of a source."""
+
+    @pytest.fixture
+    def source(self, server: Prometheus) -> Iterator[PrometheusSource]:
+        fill(server, 10)
+        made = source_of(server, bearer_token=SecretStr("t0ken"))
+        yield made
+        made.close()
+
+    @pytest.fixture
+    def now(self) -> datetime:
+        return START + timedelta(seconds=100)
+
+    @pytest.fixture
+    def past(self) -> Window:
+        return Window(START, START + timedelta(minutes=10))
+
+    @pytest.fixture
+    def secrets(self) -> tuple[str, ...]:
+        return ("t0ken",)
+
+
+def test_a_chunk_that_holds_too_much_is_asked_for_in_halves(
+    server: Prometheus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(server, 60, step=15)  # 4 x 3 samples a minute
+    monkeypatch.setattr("collector.prometheus._MOST_SAMPLES", 24)
+    batches = list(source_of(server).backfill(START, START + timedelta(hours=1)))
+    rows = [batch.rows["gpu"].to_pylist()[0] for batch in batches]
+    assert [row["power_watts"] for row in rows] == [103.0 + 4 * n for n in range(60)]
+    lengths = [int(re.findall(r"\[(\d+)s", query)[0]) - 1 for query in server.queries]
+    assert lengths[:3] == [600, 300, 120]
+    assert max(lengths[2:]) <= 240  # never again more than twice what it may hold
+
+
+def test_memory_of_a_backfill_does_not_grow_with_its_length(
+    server: Prometheus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(server, 600)
+    monkeypatch.setattr("collector.prometheus._MOST_SAMPLES", 200)
+    held: list[int] = []
+    gathered = prometheus.gather_samples
+
+    def noting(*arguments: Any, **more: Any) -> Any:
+        samples = gathered(*arguments, **more)
+        held.append(len(samples))
+        return samples
+
+    monkeypatch.setattr(prometheus, "gather_samples", noting)
+    assert len(list(source_of(server).backfill(START, START + timedelta(hours=10)))) == 600
+    assert sum(held) == 600 * 2 * 3
+    assert max(held) <= 400

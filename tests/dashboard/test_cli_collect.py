@@ -7,19 +7,26 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import requests
 
 from collector.settings import StoreSettings
 from collector.store import EmbeddedStore
+from collector.window import Window
 from dashboard.origin import is_simulated
 from dashboard.stopping import stopped_by_signals
 from sample_data.cluster.cluster import SimulatedCluster
 from sample_data.cluster.presets import mixed
 from sample_data.cluster.serve import ExporterServer
+from tests import servers
 from tests.collector import influx_double
+from tests.conftest import wanted
 from tests.dashboard.conftest import Ran
 from tests.dashboard.exporters import Exporters, serving, simulated_texts
 
@@ -249,3 +256,49 @@ def test_an_address_that_is_none_is_said_by_config_check(trimtab: Callable[..., 
     assert checked.code == 1
     assert "[influx]: `url`: expected an address such as http://influx:8086" in checked.out
     assert "`token_file`: expected a file at nowhere" in checked.out
+
+
+@pytest.fixture
+def past(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
+    """Address of a real Prometheus with three minutes of a card, and the first one (s since the epoch)."""
+    start = int(time.time() // 60 * 60 - 1800)
+    series = 'DCGM_FI_DEV_POWER_USAGE{UUID="GPU-0",gpu="0",Hostname="n"}'
+    page = "".join(f"{series} {100 + n} {1000 * (start + 60 * n)}\n" for n in range(3))
+    bodies = iter([page])
+    with (
+        servers.pages({"/metrics": lambda: next(bodies, "")}) as url,
+        wanted(servers.prometheus(tmp_path_factory.mktemp("past"), "3.16", [f"{url}/metrics"], 2.0)) as server,
+    ):
+        query = {"query": "count_over_time(DCGM_FI_DEV_POWER_USAGE[1h]) == 3"}
+        address = f"{server.url}/api/v1/query"
+        servers.await_true(
+            lambda: bool(requests.get(address, params=query, timeout=10).json()["data"]["result"]), "three samples"
+        )
+        yield server.url, start
+
+
+def test_backfill_fills_the_store_once(past: tuple[str, int], trimtab: Callable[..., Ran]) -> None:
+    url, start = past
+    now = datetime.fromtimestamp(start + 600, UTC).isoformat()
+    arguments = ("collect", "--prometheus", url, "--backfill", "0.01", "--now", now)
+    ran = trimtab(*arguments)
+    assert ran.code == 0, ran.err
+    assert "prometheus" in ran.err
+    assert "100%" in ran.err
+    with closing(EmbeddedStore(StoreSettings(), read_only=True)) as store:
+        times = [start + 60 * n for n in range(3)]
+        frame = store.read("gpu", Window(*(datetime.fromtimestamp(at, UTC) for at in (start, start + 3600))))
+        assert [int(at.timestamp()) for at in frame["time"]] == times
+        assert frame["power_watts"].tolist() == [100.0, 101.0, 102.0]
+    again = trimtab(*arguments)
+    assert again.code == 0
+    assert " 0 rows" in again.err
+
+
+def test_backfill_says_what_is_missing(exporters: Exporters, trimtab: Callable[..., Ran]) -> None:
+    ran = trimtab("collect", "--target", exporters.url("dcgm"), "--backfill", "1")
+    assert ran.code == 4
+    assert "no source has rows since" in ran.err
+    both = trimtab("collect", "--target", exporters.url("dcgm"), "--backfill", "1", "--once")
+    assert both.code == 2
+    assert "got both" in both.err
