@@ -89,8 +89,9 @@ class CardWatch:
         self._strike_frozen(cards, numbers, ages, targets, report)
         shown = {key: layout.uuids for key, (layout, _) in targets.items()}
         same = shown.keys() == self._shown.keys() and all(self._shown[key] is uuids for key, uuids in shown.items())
-        if self._some_gone or not same:
+        if not same:
             self._look(targets, report)
+        if self._some_gone or not same:
             self._missing(targets, report)
         self.census.tell_doubled(self.node_of, report)
         self._shown = shown

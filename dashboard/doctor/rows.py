@@ -97,13 +97,17 @@ def _targets_down(seen: Seen) -> list[Check]:
     ]
 
 
+CENSUS_ADVICE = {
+    "card_unobserved": "add an exporter on that node, or see why its driver does not show the card",
+    "card_doubled": "take one of the two targets out; several cards of one UUID are a fault of the host",
+}
 # Event that something is not as it should be -> the event that ends it (none: it is told once), and what to do.
 _UNTRUSTED = {
     "blind": ("sees_again", "see the targets that are down; `trimtab collect --once` says why"),
     "source_frozen": ("source_moves", "restart the exporter: it answers, and its values stand still"),
     "source_denied": ("source_granted", "grant the account what deploy/kubernetes/rbac.yaml lists"),
-    "card_unobserved": ("card_observed", "add an exporter on that node, or see why its driver does not show the card"),
-    "card_doubled": ("", "take one of the two targets out; several cards of one UUID are a fault of the host"),
+    "card_unobserved": ("card_observed", CENSUS_ADVICE["card_unobserved"]),
+    "card_doubled": ("", CENSUS_ADVICE["card_doubled"]),
     "card_renumbered": ("", "scripts and labels that go by the number mean another card now"),
     "card_replaced": ("", "its history goes on under the new UUID"),
 }

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import numpy as np
 import pyarrow as pa
@@ -29,11 +29,13 @@ from collector.support import ways_to
 from dashboard.config import Settings, source_context
 from dashboard.doctor.check import DOWN_ADVICE, Check, State, Status, down_text, note, ok, problem, reject_text, some
 from dashboard.doctor.families import FamilyBook
+from dashboard.doctor.rows import CENSUS_ADVICE
 from dashboard.doctor.support import cards_of, not_there
 
 Labels = Mapping[str, str]
 _ACTIVITY = ("sm_active_ratio", "engine_active_ratio", "busy_ratio")
 _GRANT = "on Kubernetes grant the account what deploy/kubernetes/rbac.yaml lists; on Slurm run the command by hand"
+_LOOKS = 3  # cycles after which doubled cards and those that nobody shows are told
 _LATENCY = ("latency_p50_seconds", "latency_p99_seconds", "within_objective_per_second", "step_seconds")
 
 
@@ -88,9 +90,19 @@ def _read(settings: Settings, now: datetime, answered: list[tuple[str, SourceSet
             topics.setdefault(context, []).append(topic)
     instant = grid_floor(now, settings.cluster.interval_seconds)
     for context, scrapes in gathered.items():
-        batch = Assembler(context).assemble(instant, list(scrapes.values()))
+        batch = _assembled(context, list(scrapes.values()), instant)
         together = "sources" if len(gathered) == 1 else f"sources of {context.cluster}"
         yield from _judge(topics[context][0] if len(topics[context]) == 1 else together, batch)
+
+
+def _assembled(context: SourceContext, scrapes: Sequence[Scrape], instant: datetime) -> Batch:
+    """Return what a collector makes of these answers, with what it would say of the cards if they came again."""
+    assembler = Assembler(context)
+    batch = assembler.assemble(instant, scrapes)
+    for again in range(1, _LOOKS):
+        later = assembler.assemble(instant + again * timedelta(seconds=context.interval_seconds), scrapes)
+        batch.events += [event for event in later.events if event.code in CENSUS_ADVICE]
+    return batch
 
 
 def _ask(source: SourceSettings, settings: Settings, now: datetime) -> Batch | list[Scrape]:
@@ -111,6 +123,8 @@ def _judge(topic: str, batch: Batch) -> Iterator[Check]:
     for event in batch.events:
         if event.code == "source_denied":
             yield Check(topic, Status.NOTE, f"partial: {event.message}", _GRANT, "scheduler", State.PARTIAL)
+        elif event.code in CENSUS_ADVICE:
+            yield note(topic, f"{event.subject.node}: {event.message}", CENSUS_ADVICE[event.code])
     rows = {name: table.num_rows for name, table in batch.rows.items() if table.num_rows}
     if rows:
         yield ok(topic, "answers: " + ", ".join(f"{count} {name} rows" for name, count in rows.items()))

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -171,3 +172,19 @@ def test_a_kubernetes_source_stands_for_kube_state_metrics(
     assert "not seen from here: kube-state-metrics" not in ran.out
     assert "not seen from here: cards" in ran.out
     assert TOKEN not in ran.out + ran.err
+
+
+def test_cards_that_are_counted_and_not_shown_and_those_shown_twice_are_named(
+    trimtab: Callable[..., Ran], exporters: Exporters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = {"metadata": {"name": "n1"}, "status": {"capacity": {"nvidia.com/gpu": "4"}, "allocatable": {}}}
+    lists: dict[str, list[Any]] = {"/api/v1/nodes": [node], "/api/v1/pods": [], "/api/v1/resourcequotas": []}
+    exporters.texts["again"] = DCGM
+    targets = json.dumps([exporters.url("dcgm"), exporters.url("again")])
+    with serving(Api(lists=lists)) as api:
+        configure(f'[[source]]\ntargets = {targets}\n[[source]]\nkind = "kubernetes"\nurl = "{api.url}"\n')
+        monkeypatch.setenv("TRIMTAB_SOURCE__1__BEARER_TOKEN", TOKEN)
+        ran = trimtab("doctor", "--now", "2026-01-05T12:00:30Z")
+    assert "n1: the scheduler counts 4 cards, exporters show 1: 3 not observed, which stays in capacity" in ran.out
+    assert "n1: GPU-1 is there twice: dcgm-exporter shows it at 2 targets" in ran.out
+    assert "-> add an exporter on that node" in ran.out
