@@ -114,7 +114,7 @@ def collect(
             serving(metrics, context.settings.cluster.metrics_listen),
             stopped_by_signals() as stop,
             retention(store, context.clock, stop),
-            shipping(store, stop),
+            shipping(store),
         ):
             collector.run(stop)
         note("stopped; every row that was read is in the store")

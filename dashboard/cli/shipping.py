@@ -30,19 +30,20 @@ def register(group: typer.Typer) -> None:
 
 
 @contextmanager
-def shipping(store: Store, stop: threading.Event) -> Iterator[None]:
-    """Feed InfluxDB beside the loop, where it is configured; what it cannot take waits in the embedded store."""
+def shipping(store: Store) -> Iterator[None]:
+    """Feed InfluxDB beside the block, and what the block wrote last at its end, where InfluxDB is configured."""
     from collector.influx.store import InfluxStore  # noqa: PLC0415  DuckDB loads slowly
 
     if not isinstance(store, InfluxStore):
         yield
         return
-    thread = threading.Thread(target=store.keep_shipping, args=(stop,), name="influx-shipper")
+    ended = threading.Event()
+    thread = threading.Thread(target=store.keep_shipping, args=(ended,), name="influx-shipper")
     thread.start()
     try:
         yield
     finally:
-        stop.set()
+        ended.set()
         thread.join()
 
 

@@ -218,6 +218,27 @@ def test_rows_of_the_simulators_exporters_are_simulated_and_real_ones_do_not_joi
     assert "this store holds simulated rows and refuses real ones" in real.err
 
 
+def test_a_stopped_collector_has_sent_what_it_read(exporters: Exporters, elsewhere: Path) -> None:
+    with influx_double.running("2.8.0") as double:
+        (elsewhere / "trimtab.toml").write_text(f'[influx]\nurl = "{double.url}"\n')
+        process = subprocess.Popen(  # noqa: S603  our own command
+            [sys.executable, "-m", "dashboard.cli", "collect", "--target", exporters.url("dcgm"), "--interval", "1"],
+            cwd=elsewhere,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert exporters.asked.wait(60)
+            process.send_signal(signal.SIGTERM)
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+            process.wait()
+        assert process.returncode == 0, err
+        assert len(double.rows("trimtab", "gpu")) == 4 * exporters.count == rows("gpu")
+
+
 def test_collect_feeds_influxdb_and_doctor_says_how_far_it_is(
     trimtab: Callable[..., Ran], exporters: Exporters, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
