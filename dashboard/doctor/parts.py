@@ -39,10 +39,16 @@ def examine_configuration(loaded: Loaded) -> Iterator[Check]:
 
 def examine_store(settings: Settings, now: datetime) -> Iterator[Check]:
     """Say whether the store opens, what it holds, what the rows mean, and what is promised about the workloads."""
-    from collector.store import EmbeddedStore  # noqa: PLC0415  DuckDB loads slowly
+    from collector.influx.store import open_store  # noqa: PLC0415  DuckDB loads slowly
+    from collector.store import EmbeddedStore  # noqa: PLC0415
 
+    here = (settings.store.path / "store.db").exists() or not settings.influx.url
     try:
-        store = EmbeddedStore(settings.store, read_only=True)
+        store: StoreReader = (
+            EmbeddedStore(settings.store, read_only=True)
+            if here
+            else open_store(settings.influx, settings.store, read_only=True)  # a host that only looks
+        )
     except TrimtabError as error:
         yield problem("store", str(error), "trimtab collect, or trimtab import FILE...")
         return
@@ -59,9 +65,9 @@ def _examine_stored(store: StoreReader, settings: Settings, now: datetime) -> It
     spans = {name: span for name in MEASUREMENTS if (span := store.span(name)) is not None}
     if spans:
         held = [f"{name} {span.start:%Y-%m-%d %H:%M} to {span.end:%Y-%m-%d %H:%M}" for name, span in spans.items()]
-        yield ok("store", f"{settings.store.path} opens: {', '.join(held)} UTC")
+        yield ok("store", f"{_place(settings)} opens: {', '.join(held)} UTC")
     else:
-        yield note("store", f"{settings.store.path} opens and holds no rows")
+        yield note("store", f"{_place(settings)} opens and holds no rows")
     lost = describe_store(settings.store).lost_rows
     if lost:
         yield problem(
@@ -76,6 +82,11 @@ def _examine_stored(store: StoreReader, settings: Settings, now: datetime) -> It
         yield note("store", "these rows are simulated; ages are counted from the newest one")
     yield from examine_rows(look(store, settings, now))
     yield from _promises(store, settings, now)
+
+
+def _place(settings: Settings) -> str:
+    here = settings.store.path
+    return str(here) if (here / "store.db").exists() else f"InfluxDB (there is none in {here})"
 
 
 def look(store: StoreReader, settings: Settings, now: datetime) -> Seen:

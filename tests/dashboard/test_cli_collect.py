@@ -262,7 +262,7 @@ def test_collect_feeds_influxdb_and_doctor_says_how_far_it_is(
         assert "influxdb" in checked.out
         assert "hush-hush" not in ran.err + ran.out + checked.out + checked.err
     ran = trimtab("collect", "--target", exporters.url("dcgm"), "--once")
-    assert ran.code == 0
+    assert ran.code == 0, ran.err
     assert "does not answer" in ran.err
     assert "wait in the embedded store" in ran.err
     assert "does not answer" in trimtab("doctor").out
