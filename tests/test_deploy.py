@@ -114,6 +114,14 @@ def test_mounted_files_exist_and_parse() -> None:
         assert isinstance(yaml.safe_load(targets.read_text()), list)
 
 
+def test_prometheus_scrapes_the_collector_itself() -> None:
+    listen = load_settings(DEPLOY / "trimtab.toml").settings.cluster.metrics_listen
+    scrape = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
+    (job,) = (job for job in scrape if job["job_name"] == "trimtab")
+    assert job["static_configs"] == [{"targets": [f"collect:{listen.rpartition(':')[2]}"]}]
+    assert "ports" not in SERVICES["collect"]
+
+
 def test_the_image_is_built_from_the_lock_and_runs_without_rights() -> None:
     lines = (DEPLOY / "Dockerfile").read_text().splitlines()
     bases = [line.split()[1] for line in lines if line.startswith("FROM ")]

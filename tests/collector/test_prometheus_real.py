@@ -212,3 +212,16 @@ def test_log_ins_by_password_and_by_certificate(
                 list(api.samples(["up"], datetime.now(UTC) - timedelta(minutes=1), datetime.now(UTC)))
             api.close()
             assert "hunter2" not in str(caught.value)
+
+
+def test_victoriametrics_answers_in_the_same_way(victoriametrics: servers.VictoriaServer) -> None:
+    start = datetime.fromtimestamp(time.time() // 60 * 60 - 1200, UTC)
+    stamps = [int(start.timestamp() * 1000) + 1000 * _STEP_SECONDS * n for n in range(_SAMPLES)]
+    labels = r'UUID="GPU-0",gpu="0",Hostname="node-a",cluster="a\"b"'
+    page = "".join(f"DCGM_FI_DEV_POWER_USAGE{{{labels}}} {100 + n} {at}\n" for n, at in enumerate(stamps))
+    requests.post(f"{victoriametrics.url}/api/v1/import/prometheus", data=page, timeout=10).raise_for_status()
+    requests.get(f"{victoriametrics.url}/internal/force_flush", timeout=10).raise_for_status()
+    source = PrometheusSource(settings(victoriametrics.url, match={"cluster": 'a"b'}), SourceContext(cluster="test"))
+    batches = list(source.backfill(start, start + timedelta(minutes=30)))
+    source.close()
+    assert [batch.rows["gpu"].to_pylist()[0]["power_watts"] for batch in batches] == [103.0 + 4 * n for n in range(10)]
