@@ -83,7 +83,12 @@ def _with_files(engine: Engine, request: _Tier, unsealed: pa.Table, segments: li
     spec, fields, tier, window = request
     columns = [f"{name}{part}" for name in fields for part in ("", "__min", "__max", "__count")]
     selects = query.scan(segments, spec, columns, window, {}, with_seq=False)
+    # A tier whose every step is one row is those rows as they are, without counts.
+    counted = ", ".join(
+        f'CASE WHEN "{name}" IS NOT NULL THEN coalesce("{name}__count", 1) END AS "{name}__count"' for name in fields
+    )
+    wrapped = [f"SELECT * REPLACE ({counted}) FROM ({select})" if fields else select for select in selects]  # noqa: S608
     empty = gather(spec, fields, (), ())
-    parts = [unsealed, *(engine.run(select, hot=empty).select(unsealed.column_names) for select in selects)]
+    parts = [unsealed, *(engine.run(select, hot=empty).select(unsealed.column_names) for select in wrapped)]
     statement = query.downsample(spec, fields, STEP_MS[tier], of_partials=True)
     return engine.run(statement, hot=pa.concat_tables(parts)).rename_columns({"bucket": "t"})

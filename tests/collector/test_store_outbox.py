@@ -309,3 +309,29 @@ def test_frames_and_stores_withdraw_facts_alike(store: EmbeddedStore) -> None:
     assert store.facts()[["value", "from"]].to_numpy().tolist() == [["B", at(7)]]
     pd.testing.assert_frame_equal(store.facts(), FrameStore.of_batches(batches).facts())
     assert store.facts(Window(at(5), at(5) + MINUTE + timedelta(seconds=1))).empty
+
+
+def test_aggregates_of_an_hour_whose_raw_rows_are_gone(tmp_path: Path) -> None:
+    """A late row joins what the tiers still know; unsealed, and sealed."""
+    settings = StoreSettings(path=tmp_path / "store", raw_days=1, minute_days=10, hour_days=20)
+    clock = VirtualClock(START + 3 * DAY)
+    store = EmbeddedStore(settings, clock=clock)
+    outbox = Outbox(settings, "remote")
+    store.write(slice_rows([0, 1, 2, 3], ["a"] * 4, steps_count=[0, 1, 2, 3]))
+    store.write(slice_rows([3 * 1440], ["a"], steps_count=[9]))
+    store.seal()
+    outbox.advance(5)
+    assert store.retain(START + 3 * DAY) == 4
+    store.write(slice_rows([3.5, 10], ["a", "b"], steps_count=[9, 5]))
+    for _ in range(2):
+        (hour,) = outbox.dirty_hours(START + 2 * HOUR)
+        made = outbox.partials(hour)
+        hours = made["hour"].to_pandas().set_index("slice")
+        assert hours["steps_count"].to_dict() == {"a": 3.0, "b": 5.0}
+        assert hours["steps_count__count"].to_dict() == {"a": 5.0, "b": 1.0}
+        assert hours.loc["a", "steps_count__max"] == 9.0
+        minutes = made["minute"].to_pandas()
+        assert minutes[minutes["slice"] == "a"]["steps_count"].tolist() == [0, 1, 2, 6]
+        store.seal()
+    outbox.close()
+    store.close()
