@@ -56,7 +56,7 @@ class StateFile:
         self._path = path
         self._counters = path.with_suffix(".counters.json")
         self._parts: dict[str, tuple[int, bytes]] = {}
-        self._written: bytes | None = None
+        self._written: list[bytes] | None = None
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def load(self, keepers: Sequence[tuple[Sequence[str], Resumable]]) -> None:
@@ -80,14 +80,14 @@ class StateFile:
 
     def save(self, keepers: Sequence[tuple[Sequence[str], Resumable]]) -> None:
         """Save the state of all; a failure is told."""
-        parts = {names[0]: orjson.Fragment(self._part(names[0], keeper)) for names, keeper in keepers}
+        parts = {names[0]: self._part(names[0], keeper) for names, keeper in keepers}
+        content = list(parts.values())
         counters = {names[0]: keeper.counters.columns() for names, keeper in keepers if isinstance(keeper, Counting)}
-        content = orjson.dumps(parts)
         try:
             if counters:
                 _replace(self._counters, orjson.dumps(counters, option=orjson.OPT_SERIALIZE_NUMPY))
-            if content != self._written:
-                _replace(self._path, content)
+            if content != self._written:  # parts that are the very same object cost nothing to compare
+                _replace(self._path, orjson.dumps({name: orjson.Fragment(part) for name, part in parts.items()}))
                 self._written = content
         except OSError as error:
             _LOG.warning("cannot save %s: %s; after a restart counters would begin anew", self._path, error)

@@ -75,10 +75,13 @@ class TargetState:
         self._reader = SeriesReader(target, world)
         self._names = Names()
         self._mig_version = 0
-        self._known: dict[Series, tuple[Slot, tuple[Word, ...]]] = {}
+        self._known: dict[Series, Slot] = {}
         self._roster: list[Series] = []
-        self._places: dict[Series, int] = {}
         self._layout: Arrangement | None = None
+        # What the series of the layout say, for lists that lack some; made when the first such list comes.
+        self._told: list[Slot] = []
+        self._words: dict[Series, tuple[Word, ...]] = {}
+        self._places: dict[Series, int] = {}
         self._says: list[tuple[Word, ...]] = []
         self._times_said: Counter[Word] = Counter()
         self._ranks: dict[Hashable, set[int]] = {}
@@ -92,7 +95,7 @@ class TargetState:
         wanted = list(series)
         if self.outdated:
             self._layout = None
-            self._known.clear()
+            self._forget()
         if self._layout is None or wanted != self._roster:
             places = self._fitting(wanted) if self._layout is not None else None
             if self._layout is not None and places is not None:
@@ -112,8 +115,31 @@ class TargetState:
         """Return the series at a place of the present layout."""
         return self._roster[place]
 
+    def _forget(self) -> None:
+        self._known.clear()
+        self._words.clear()
+
+    def _listen(self) -> None:
+        """Take down what the series of the layout say."""
+        if self._places:
+            return
+        roster, slots = self._roster, self._told
+        twice = self._layout is not None and bool(self._layout.twice)
+        self._places = {one: place for place, one in enumerate(roster)}
+        if twice:
+            self._says = [((_PLACE, place),) for place in range(len(roster))]
+        else:
+            known = self._words
+            self._words = {one: known.get(one) or _words(slot) for one, slot in zip(roster, slots, strict=True)}
+            self._says = [self._words[one] for one in roster]
+        self._ranks = {}
+        for part in (part for slot in slots for part in slot.parts):
+            self._ranks.setdefault(part.metric, set()).add(part.rank)
+        self._times_said = Counter(word for words in self._says for word in words)
+
     def _fitting(self, series: list[Series]) -> Ints | None:
         """Return the series' places in the present layout; None where it does not hold for them."""
+        self._listen()
         places = [self._places.get(one, -1) for one in series]
         missing = self._places.keys() - series
         # Nothing fits beside a series that stands twice.
@@ -143,19 +169,17 @@ class TargetState:
         self._world.learn_mig(names)
         if names != self._names:
             self._names = self._reader.names = names
-            self._known.clear()
+            self._forget()
         self._mig_version = self._world.mig_version
         known = self._known
-        told = []
+        slots = []
         for one in roster:
-            pair = known.get(one)
-            if pair is None:
-                slot = self._reader.slot(one)
-                pair = known[one] = slot, _words(slot)
-            told.append(pair)
-        if len(known) > 2 * len(told) + _SLACK:
-            self._known = dict(zip(roster, told, strict=True))
-        slots = [slot for slot, _ in told]
+            slot = known.get(one)
+            if slot is None:
+                slot = known[one] = self._reader.slot(one)
+            slots.append(slot)
+        if len(known) > 2 * len(slots) + _SLACK:
+            self._known = dict(zip(roster, slots, strict=True))
         twice = _used_twice(slots)
         if twice:
             refused = sum(slot.uuid in twice for slot in slots)
@@ -166,13 +190,7 @@ class TargetState:
             result.twice = frozenset(twice)
         _collect(result, slots)
         result.must_move = any(one.name in _MUST_MOVE for one in roster)
-        self._layout, self._roster = result, roster
-        self._places = {one: place for place, one in enumerate(roster)}
-        self._says = [((_PLACE, place),) if twice else words for place, (_, words) in enumerate(told)]
-        self._ranks = {}
-        for part in (part for slot in slots for part in slot.parts):
-            self._ranks.setdefault(part.metric, set()).add(part.rank)
-        self._times_said = Counter(word for words in self._says for word in words)
+        self._layout, self._roster, self._told, self._places = result, roster, slots, {}
         return result
 
 

@@ -72,6 +72,7 @@ class EmbeddedStore(RowReader):
         self._write_lock = threading.Lock()
         self._read_lock = threading.Lock()
         self._cache = DecodedCache()
+        self._is_read = False  # rows are kept decoded only for somebody who reads here: a collector does not
         self._engine = Engine()
         self._unsealed: dict[str, tuple[int, int]] = {}  # rows and blobs since the thread was last woken
         self._wake = threading.Event()
@@ -121,9 +122,10 @@ class EmbeddedStore(RowReader):
                 self._facts.forget()
                 raise
             self._count_unsealed(tables)
-        with self._read_lock:
-            for name, first in starts.items():
-                self._cache.put(first, tables[name])
+        if self._is_read:
+            with self._read_lock:
+                for name, first in starts.items():
+                    self._cache.put(first, tables[name])
 
     def _require_same_file(self) -> None:
         # An unlinked file still takes writes, and nobody would ever read them.
@@ -298,6 +300,7 @@ class EmbeddedStore(RowReader):
         return _Snapshot(blobs, tables, Pieces(segments, [r for b in blobs for r in b.ranges], floors))
 
     def _decoded(self, seq: int) -> pa.Table:
+        self._is_read = True
         table = self._cache.get(seq)
         if table is None:
             (payload,) = self._reader.execute("SELECT payload FROM hot WHERE seq_min = ?", (seq,)).fetchone()
