@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.figures import Figure, calibration_seconds, figure
 from benchmarks.store_data import CARDS, GPU_FIELDS, SLICE_FIELDS, START_MS, Fleet
-from benchmarks.store_kill import kills
+from benchmarks.store_kill import kills_elsewhere
 from benchmarks.store_readers import odd_reads
 from collector.batch import Batch
 from collector.clock import VirtualClock, from_ms
@@ -50,7 +50,7 @@ def run() -> list[Figure]:
     with _folder() as folder:
         figures += week(folder)
     figures.append(figure("rows lost, doubled or torn beside a sealing writer", odd_reads(), "reads", at_most=0))
-    lost, acknowledged = kills(KILLS)
+    lost, acknowledged = kills_elsewhere(KILLS)
     figures.append(figure(f"acknowledged batches lost by {KILLS} kill -9", lost, "batches", at_most=0))
     figures.append(figure("batches acknowledged in between", acknowledged, "batches"))
     return figures

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import select
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -53,6 +55,16 @@ def kills(count: int, seed: int = 11, phases: Counter[str] | None = None) -> tup
         finally:
             shutil.rmtree(folder)
     return lost, acknowledged
+
+
+def kills_elsewhere(count: int) -> tuple[int, int]:
+    """Do the same in a process of its own, for a caller that has used DuckDB already."""
+    command = [sys.executable, "-m", "benchmarks.store_kill", str(count)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own module
+    found = re.match(r"\d+ kills, (\d+) batches acknowledged, (\d+) lost", ran.stdout)
+    if found is None:
+        raise RuntimeError(ran.stderr)
+    return int(found[2]), int(found[1])
 
 
 def _run_and_kill(folder: Path, kept: int, since: str, delay: float) -> tuple[int, int, str]:
