@@ -17,6 +17,7 @@ import dns.message
 import dns.rcode
 import dns.rrset
 import pytest
+import yaml
 
 from collector.discovery import Discovery
 from collector.errors import ConfigurationError
@@ -310,3 +311,9 @@ def test_outside_of_kubernetes_without_a_kubeconfig_is_said(monkeypatch: pytest.
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(ConfigurationError, match="service account"):
         Discovery(SourceSettings.model_validate({"kubernetes": {}}))
+
+
+def test_the_role_that_is_shipped_grants_to_list_pods_and_no_more() -> None:
+    path = Path(__file__).parents[2] / "deploy" / "kubernetes" / "discovery.yaml"
+    rules = [rule for document in yaml.safe_load_all(path.read_text()) for rule in document.get("rules", [])]
+    assert rules == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]
