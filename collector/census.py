@@ -38,7 +38,8 @@ class CardCensus:
     _known: dict[str, _Known] = field(default_factory=dict)
     _doubled: dict[str, int] = field(default_factory=dict)  # card -> polls
     _why_doubled: dict[str, str] = field(default_factory=dict)
-    _unobserved: dict[str, tuple[int, int, bool]] = field(default_factory=dict)  # node -> how many, polls, told
+    _unobserved: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # node -> how many, polls, how many told
+    _compared: tuple[Mapping[str, Mapping[str, float]], Mapping[str, int]] | None = None
 
     def look(self, shown: Shown, nodes: Mapping[str, str], report: Report) -> dict[str, str]:
         """Look at where cards are shown; tell of renumbered and replaced ones.
@@ -145,6 +146,10 @@ class CardCensus:
         Returns:
             Node (as who counts names it) -> cards that no exporter ever showed.
         """
+        same = self._compared is not None and self._compared[0] is counted and self._compared[1] is known
+        if same and not self._unobserved:
+            return {}  # nothing was missing, and nothing has changed
+        self._compared = counted, known
         missing: dict[str, tuple[int, str]] = {}
         for who, nodes in counted.items():
             for node, count in matched(nodes, known).items():
@@ -152,25 +157,22 @@ class CardCensus:
                 if more > missing.get(node, (0, ""))[0]:
                     text = f"{who} counts {count:.0f} cards, exporters show {known.get(node, 0)}"
                     missing[node] = more, text
-        told: dict[str, int] = {}
         for node in sorted(self._unobserved.keys() | missing.keys()):
             more, text = missing.get(node, (0, ""))
-            before, polls, said = self._unobserved.get(node, (0, 0, False))
-            polls = polls + 1 if more and more == before else 1
+            before, polls, told = self._unobserved.get(node, (0, 0, 0))
+            polls = polls + 1 if more == before else 1
             subject = Subject("node", report.cluster, node)
-            if more and polls >= _UNOBSERVED_POLLS and not (said and more == before):
-                message = f"{text}: {more} not observed, which stays in capacity"
-                report.event(subject, "card_unobserved", Severity.WARNING, message)
-                said = True
             if not more:
-                if said:
+                if told:
                     report.event(subject, "card_observed", Severity.INFO, "exporters show every card that is counted")
                 self._unobserved.pop(node, None)
                 continue
-            self._unobserved[node] = more, polls, said and (more == before or polls >= _UNOBSERVED_POLLS)
-            if polls >= _UNOBSERVED_POLLS:
-                told[node] = more
-        return told
+            if polls >= _UNOBSERVED_POLLS and told != more:
+                message = f"{text}: {more} not observed, which stays in capacity"
+                report.event(subject, "card_unobserved", Severity.WARNING, message)
+                told = more
+            self._unobserved[node] = more, polls, told
+        return {node: told for node, (_, _, told) in self._unobserved.items() if told}
 
     def to_json(self) -> dict[str, Any]:
         """Return what a later start needs."""

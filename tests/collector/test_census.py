@@ -172,6 +172,23 @@ def test_what_the_scheduler_counts_and_no_exporter_shows_stays_in_capacity(count
     assert counted.cycles.facts("unobserved_cards") == {"h1": None}
 
 
+def test_a_count_that_changes_is_told_again_and_its_end_once(counted: Counted) -> None:
+    seen = []
+    for capacity in (2, 2, 3, 3, 4, 1, 1):
+        counted.poll(card("GPU-0", 0), kube=node_state(capacity))
+        seen.append((told(counted.cycles), counted.cycles.facts("unobserved_cards").get("h1", "same")))
+    unobserved, observed = [("card_unobserved", "h1")], [("card_observed", "h1")]
+    assert seen == [
+        ([], "same"),
+        (unobserved, "1"),
+        ([], "same"),  # it may be a moment's count
+        (unobserved, "2"),
+        ([], "same"),
+        (observed, None),
+        ([], "same"),
+    ]
+
+
 def test_a_lost_card_is_no_second_one(counted: Counted) -> None:
     kube = node_state(2)
     counted.poll(card("GPU-0", 0) + card("GPU-1", 1), kube=kube)
