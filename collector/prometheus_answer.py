@@ -70,7 +70,7 @@ def read_range(body: bytes) -> RangeAnswer:
         there = iter(np.array([region.count(_BETWEEN) + 1 for region in regions], dtype=np.int64))
         counts = np.array([next(there) if "values" in one else 0 for one in result], dtype=np.int64)
     if not (np.abs(times) < _MOST_SECONDS).all():  # NaN is not
-        raise BadAnswerError("a time that is none")
+        raise BadAnswerError("a time that is no number")
     times_ms = np.rint(times * 1000.0).astype(np.int64)
     return RangeAnswer([one["metric"] for one in result], counts, times_ms, values)
 
