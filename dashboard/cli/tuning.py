@@ -90,7 +90,8 @@ def verify(ctx: typer.Context, head_: Head = None, json: Json = False) -> None:
 
     A journal whose end was cut off is whole in itself: only a head that was noted elsewhere (--head) finds it.
     """
-    from tuner.journal import head, verify_chain  # noqa: PLC0415  SQLAlchemy loads slowly
+    from tuner.audit import verify_chain  # noqa: PLC0415  SQLAlchemy loads slowly
+    from tuner.journal import head  # noqa: PLC0415  SQLAlchemy loads slowly
 
     noted = None if head_ is None else _noted(head_)
     with opened_state(context_of(ctx)) as state:

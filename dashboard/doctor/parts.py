@@ -121,7 +121,7 @@ def _promises(store: StoreReader, settings: Settings, now: datetime) -> Iterator
 
 def examine_state(settings: Settings) -> Iterator[Check]:
     """Say whether the state database answers, its journal is whole, and no change hangs half way."""
-    from tuner.journal import verify_chain  # noqa: PLC0415  SQLAlchemy loads slowly
+    from tuner.audit import verify_chain  # noqa: PLC0415  SQLAlchemy loads slowly
     from tuner.state import open_state  # noqa: PLC0415
     from tuner.state.plans import count_states, open_groups  # noqa: PLC0415
 

@@ -13,8 +13,8 @@ from collector.clock import VirtualClock
 from collector.errors import UnreachableError
 from tests.tuner.fakes import FakeBackend, backend_with, held
 from tests.tuner.test_execute import MOVE, A, B, Bench
+from tuner.audit import verify_chain
 from tuner.edge import apply_to, read_backend
-from tuner.journal import verify_chain
 from tuner.model import ApplyResult, ApplyStatus, BackendState, Group, Target, TargetState
 from tuner.record import ChangeState
 from tuner.state import State

@@ -25,9 +25,10 @@ from tests.tuner.fakes import (
 )
 from tuner import execute as execute_module
 from tuner import killswitch
+from tuner.audit import verify_chain
 from tuner.backends import DryRunBackend
 from tuner.execute import Executor, frozen_targets
-from tuner.journal import LeaseLostError, StateMovedError, entries, record_plan, step, verify_chain
+from tuner.journal import LeaseLostError, StateMovedError, entries, record_plan, step
 from tuner.lease import Lease
 from tuner.model import BackendState, Freeze, Group
 from tuner.place import Place, inverse, locate, unreadable

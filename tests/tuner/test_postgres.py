@@ -18,8 +18,9 @@ from collector.clock import VirtualClock
 from collector.errors import UnreachableError
 from collector.window import Window
 from tests.tuner.fakes import START, change, group, plan, slice_target
+from tuner.audit import Audit, verify_chain
 from tuner.consent import approve
-from tuner.journal import Audit, entries, note, prune_plans, record_plan, step, verify_chain
+from tuner.journal import entries, note, prune_plans, record_plan, step
 from tuner.lease import Lease
 from tuner.outcome import list_outcomes, proven_kinds, record_outcome
 from tuner.record import ChangeState, GroupRecord

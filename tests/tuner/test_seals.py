@@ -10,9 +10,10 @@ import pytest
 
 from collector.clock import VirtualClock
 from tests.tuner.fakes import START, backend_with, change, group, held, plan, slice_target
+from tuner.audit import verify_chain
 from tuner.consent import approve
 from tuner.execute import Executor
-from tuner.journal import record_plan, verify_chain
+from tuner.journal import record_plan
 from tuner.lease import Lease
 from tuner.record import ChangeState, GroupRecord
 from tuner.state import State

@@ -16,8 +16,9 @@ from sample_data.cluster import SimulatedCluster
 from sample_data.cluster.backend import SimulatorBackend
 from sample_data.cluster.presets import mixed
 from tuner import killswitch
+from tuner.audit import verify_chain
 from tuner.consent import approve, reject, request_roll_back
-from tuner.journal import entries, verify_chain
+from tuner.journal import entries
 from tuner.model import BackendState, Change, Freeze, Group, Mode, Target
 from tuner.outcome import list_outcomes
 from tuner.record import ChangeState, GroupRecord

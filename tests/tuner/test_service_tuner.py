@@ -32,8 +32,9 @@ from tests.tuner.fakes import (
 )
 from tests.tuner.service_rows import GIB, MINUTE, PROMISES, at, card_rows, slice_rows, slot
 from tuner import killswitch
+from tuner.audit import verify_chain
 from tuner.backends import DryRunBackend
-from tuner.journal import LeaseLostError, StateMovedError, entries, verify_chain
+from tuner.journal import LeaseLostError, StateMovedError, entries
 from tuner.lease import Lease
 from tuner.model import Freeze, Knob, Mode, Target, TargetState
 from tuner.record import ChangeState
