@@ -11,9 +11,9 @@ import pytest
 from sqlalchemy import update
 
 from tests.tuner.fakes import START, change, group, plan, slice_target
+from tuner.audit import Audit, verify_chain
 from tuner.consent import approve
 from tuner.journal import (
-    Audit,
     Fence,
     LeaseLostError,
     StateMovedError,
@@ -25,7 +25,6 @@ from tuner.journal import (
     record_plan,
     remark,
     step,
-    verify_chain,
 )
 from tuner.model import Group
 from tuner.record import NEXT_STATES, OPEN_STATES, WAITING_STATES, ChangeState, Decision, Drop, GroupRecord
