@@ -332,7 +332,7 @@ def _document(
 
 
 def _rows(queues: _Queues, context: SourceContext, now: datetime) -> tuple[pa.Table | None, list[Reject]]:
-    """Return rows, and what a scheduler says that cannot be: quotas of `1e30` cards pass every webhook."""
+    """Return rows, and what a scheduler says that cannot be: quotas of `1e18` cards pass every webhook."""
     if not queues:
         return None, []
     keys = sorted(queues)
