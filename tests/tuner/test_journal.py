@@ -170,7 +170,7 @@ def test_an_end_that_was_cut_off_is_found_by_a_noted_head(filled: State, tmp_pat
 
 
 def test_a_long_chain_is_read_in_pieces(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuner.journal._BATCH", 3)
+    monkeypatch.setattr("tuner.audit._BATCH", 3)
     for n in range(10):
         note(state, "tick", at=START, actor="t", body={"n": n})
     assert verify_chain(state) == Audit(10)
