@@ -266,6 +266,12 @@ def test_collect_feeds_influxdb_and_doctor_says_how_far_it_is(
     assert "does not answer" in ran.err
     assert "wait in the embedded store" in ran.err
     assert "does not answer" in trimtab("doctor").out
+    with influx_double.running("3.4.1", token="hush-hush") as double:  # noqa: S106 - of a double
+        monkeypatch.setenv("TRIMTAB_INFLUX__URL", double.url)
+        assert "InfluxDB 3 makes databases as they are written to" in trimtab("store", "prepare").out
+        shipped = trimtab("store", "ship", "--json")
+        assert json.loads(shipped.out)["pending"] == 0
+        assert len(double.rows("trimtab", "gpu")) == 4
     forgotten = trimtab("store", "forget", "nonsense")
     assert (forgotten.code, "expected a shipper out of influx" in forgotten.err) == (2, True)
     assert trimtab("store", "forget", "influx").code == 0
