@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 
 from collector.gpu_models import SliceShare, gpu_model, slice_share
 from collector.layout import NOWHERE, Registry
@@ -143,6 +144,9 @@ class NodeChannels:
     parts: dict[tuple[str, str], list[int]] = field(default_factory=dict)
 
 
+_ALL_OF_HOLDER = attrgetter(*(one.name for one in fields(Holder)))
+
+
 @dataclass(slots=True)
 class World:
     """What all targets of an assembler share: the mapping, the numbers of rows, the cards, the servers."""
@@ -160,7 +164,7 @@ class World:
 
     def holder(self, holder: Holder) -> Holder:
         """Return the one object for this holder."""
-        return self._holders.setdefault(astuple(holder), holder)
+        return self._holders.setdefault(_ALL_OF_HOLDER(holder), holder)
 
     def metric_number(self, mapped: MappedMetric) -> int:
         """Return a number for a row of the mapping table, in the order of first use of its exporter."""
