@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import servers
 
 pytest.register_assert_rewrite("collector.conformance", "tuner.backends.conformance")
+
+# The same examples everywhere, and no failure for want of speed: `python -m benchmarks fuzz` looks for new ones.
+settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("steady")
 
 Server = TypeVar("Server")
 
