@@ -21,6 +21,7 @@ from tests.servers import Process, ServerMissing, await_true, free_port, prometh
 
 _ROOT = Path(__file__).parents[1]
 _VERSIONS = ("2.42", "3.16")
+_WARM_UP_SCRAPES = 4
 
 
 @dataclass(frozen=True)
@@ -99,9 +100,10 @@ def _case(case: _Case, urls: list[str], folder: Path) -> list[Figure]:
 
 
 def _measure(case: _Case, process: Process, urls: list[str]) -> _Cost:
-    """Wait for two scrapes of each target, in which everything is new, then measure."""
-    start = _count(urls)
-    await_true(lambda: _count(urls) >= start + 2 * case.targets, "two scrapes of each target")
+    """Wait until nothing is new any more, the first answers of slow targets included, then measure."""
+    for _ in range(_WARM_UP_SCRAPES):
+        start = _count(urls)
+        await_true(lambda known=start: _count(urls) >= known + case.targets, "a scrape of each target")
     time.sleep(case.interval / 2)
     answers, cpu = _count(urls), process.cpu_seconds()
     time.sleep(case.seconds)
