@@ -38,7 +38,10 @@ from tuner.state import (
 from tuner.state.tables import Base
 
 URL = os.environ.get("TRIMTAB_TEST_DATABASE", "")
-pytestmark = pytest.mark.skipif(not URL, reason="needs a PostgreSQL database (set TRIMTAB_TEST_DATABASE)")
+pytestmark = [
+    pytest.mark.skipif(not URL, reason="needs a PostgreSQL database (set TRIMTAB_TEST_DATABASE)"),
+    pytest.mark.xdist_group("postgres"),  # one database: each test empties it
+]
 
 
 @pytest.fixture
