@@ -157,8 +157,9 @@ class Refreshed:
             self._targets, self.problem = future.result(wait_seconds), ""
         except TimeoutError:
             return
-        except TrimtabError as error:
-            self.problem = f"{error}; the {len(self._targets)} targets found before are kept"
+        except Exception as error:  # noqa: BLE001  whatever it is: it is told, and asked again
+            said = str(error) if isinstance(error, TrimtabError) else f"unexpected {type(error).__name__}"
+            self.problem = f"{said}; the {len(self._targets)} targets found before are kept"
         self._future = None
 
     def close(self) -> None:

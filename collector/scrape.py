@@ -117,7 +117,9 @@ class ScrapeSource:
         targets = self._targets()
         self.tally.targets = len(targets)
         if self._pool is None:
-            return [self._ask(target) for target in targets.values()]
+            scrapes = [self._ask(target) for target in targets.values()]
+            self.tally.failed += sum(bool(scrape.error) for scrape in scrapes)
+            return scrapes
         now_ms = to_ms(now)
         late = {url: self._finish(url, now_ms) for url in list(self._running) if self._running[url].future.done()}
         due = [url for url in targets if url not in self._running and self._is_due(url, now_ms)]
@@ -178,11 +180,16 @@ class ScrapeSource:
 
     def _targets(self) -> dict[str, TargetSettings]:
         """Return the targets of this collector by address; forget what is known of others."""
-        targets = {target.url: target for target in self._discover() if self._is_mine(target)}
-        for url in self._parsers.keys() - targets:
-            del self._parsers[url]
-        for url in self._turns.keys() - targets:
-            del self._turns[url]
+        found = {target.url: target for target in self._discover()}
+        for url in self._mine.keys() - found:
+            self._mine.pop(url, None)
+        targets = {url: target for url, target in found.items() if self._is_mine(target)}
+        # One that is still asked is forgotten when its answer is there.
+        for url in (self._parsers.keys() | self._turns.keys()).difference(targets, self._running):
+            self._parsers.pop(url, None)
+            self._turns.pop(url, None)
+            if isinstance(self._fetch, HttpFetch):
+                self._fetch.forget(url)
         self._slow &= targets.keys()
         return targets
 
@@ -225,6 +232,7 @@ class ScrapeSource:
         running = self._running.pop(url)
         scrape = running.future.result()
         failed = bool(scrape.error)
+        self.tally.failed += failed  # here, by one thread
         if url in self._turns:
             plan_next(self._turns[url], running.asked_ms, self._interval_ms, failed=failed)
         age_ms = now_ms - running.asked_ms
@@ -244,12 +252,11 @@ class ScrapeSource:
             else:
                 text = self._fetch(target)
         except UnreachableError as error:
-            self.tally.failed += 1
             return Scrape(target, None, str(error))
         except Exception as error:  # noqa: BLE001  whatever one target does, the others are read
-            self.tally.failed += 1
             place = mask_address(target.url)
-            _LOG.warning("%s: unexpected %s: %s", place, type(error).__name__, error)
+            # Its text may repeat the address, and with it what is secret in it.
+            _LOG.warning("%s: unexpected %s", place, type(error).__name__)
             return Scrape(target, None, f"{place}: expected an answer, got an unexpected {type(error).__name__}")
         with self._parsing:
             parser = self._parsers.get(target.url)

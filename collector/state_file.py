@@ -68,7 +68,10 @@ class StateFile:
         saved = self._read(self._path)
         for names, keeper in keepers:
             for name in names:
-                keeper.import_state(saved.get(name, {}))
+                try:
+                    keeper.import_state(saved.get(name, {}))
+                except (AttributeError, KeyError, TypeError, ValueError):
+                    _LOG.warning("%s: expected what %s remembers, got another shape; it begins anew", self._path, name)
         saved = self._read(self._counters)
         for names, keeper in keepers:
             for name in names:

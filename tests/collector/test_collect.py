@@ -136,6 +136,19 @@ def test_targets_may_be_discovered_anew_each_time() -> None:
     source.close()
 
 
+def test_an_unexpected_error_is_told_without_what_it_says(caplog: pytest.LogCaptureFixture) -> None:
+    def fetch(target: TargetSettings) -> str:
+        raise RuntimeError(f"cannot get {target.url}")
+
+    url = "http://a/metrics?token=hidden"
+    source = ScrapeSource(SourceSettings(targets=(TargetSettings(url=url),)), SourceContext(), fetch=fetch)
+    batch = source.poll(START)
+    assert "unexpected RuntimeError" in caplog.text
+    assert source.tally.failed == 1
+    assert "hidden" not in caplog.text + repr(batch.events)
+    source.close()
+
+
 class MemoryStore:
     """Keeps batches; fails while told to."""
 
@@ -225,6 +238,19 @@ def test_a_damaged_state_file_is_told_and_left_behind(
     collector([FixedSource()], store, VirtualClock(START), path).run_once(START)
     assert "counters begin anew" in caplog.text
     assert path.read_text() == "{}"
+
+
+@pytest.mark.parametrize("state", [{"targets": 5}, {"cards": {"cards": {"GPU-0": ["a"]}}}, {"xids": {"GPU-0": "x"}}])
+def test_a_state_of_another_shape_is_told_and_left_behind(
+    exporters: Exporters, tmp_path: Path, caplog: pytest.LogCaptureFixture, state: dict[str, object]
+) -> None:
+    exporters.answers["/metrics"] = (200, f"{TEXT}1000\n")
+    (tmp_path / "collector.json").write_bytes(orjson.dumps({"scrape": state}))
+    source, store = source_of(exporters, "/metrics"), MemoryStore()
+    collector([source], store, VirtualClock(START), tmp_path / "collector.json").run_once(START)
+    assert "another shape; it begins anew" in caplog.text
+    assert store.batches[0].row_count == 1
+    source.close()
 
 
 def test_counters_are_saved_each_cycle_and_all_else_when_it_changed(exporters: Exporters, tmp_path: Path) -> None:

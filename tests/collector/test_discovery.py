@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,7 +20,7 @@ import dns.rrset
 import pytest
 import yaml
 
-from collector.discovery import Discovery
+from collector.discovery import Discovery, Refreshed
 from collector.errors import ConfigurationError
 from collector.plugins import SourceContext
 from collector.scrape import ScrapeSource
@@ -317,3 +318,27 @@ def test_the_role_that_is_shipped_grants_to_list_pods_and_no_more() -> None:
     path = Path(__file__).parents[2] / "deploy" / "kubernetes" / "discovery.yaml"
     rules = [rule for document in yaml.safe_load_all(path.read_text()) for rule in document.get("rules", [])]
     assert rules == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]
+
+
+def test_whatever_a_look_up_ends_with_is_told_and_it_looks_again() -> None:
+    found = (TargetSettings(url="http://n1:9400/metrics"),)
+    looks: Iterator[Callable[[], Any]] = iter([lambda: found, lambda: {}["port"], lambda: found * 2])
+
+    def pods() -> Any:
+        return next(looks)()
+
+    refreshed = Refreshed("pods", pods, refresh_seconds=0.0)
+
+    def look() -> int:
+        refreshed.targets()
+        while refreshed._future is not None:
+            wait([refreshed._future])
+            refreshed._take(refreshed._future, 0.0)
+        return len(refreshed._targets)
+
+    assert look() == 1
+    assert look() == 1
+    assert refreshed.problem == "unexpected KeyError; the 1 targets found before are kept"
+    assert look() == 2
+    assert refreshed.problem == ""
+    refreshed.close()

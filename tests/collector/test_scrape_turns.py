@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from collector.batch import Batch
+from collector.fetch import HttpFetch
 from collector.plugins import SourceContext
 from collector.scrape import ScrapeSource
-from collector.settings import SourceSettings
+from collector.settings import SourceSettings, TargetSettings
 
 START = datetime(2026, 1, 5, tzinfo=UTC)
 
@@ -170,3 +171,16 @@ def test_requests_are_spread_and_a_source_that_is_closed_leaves_the_rest(node: N
     source.spread_seconds = 600.0
     source.close()  # a cycle that begins now ends at once
     assert source.poll(START + timedelta(minutes=1)).row_count == 0
+
+
+def test_what_is_kept_of_a_target_goes_with_it(node: Node) -> None:
+    targets = [TargetSettings(url=f"{node.url}/{name}") for name in "ab"]
+    fetch = HttpFetch(SourceSettings())
+    source = ScrapeSource(SourceSettings(), SourceContext(cluster="test"), discover=lambda: targets)
+    source._fetch = fetch
+    assert cards(source.poll(START)) == {"a": 0.0, "b": 0.0}
+    assert fetch._connections.keys() == source._turns.keys() == source._parsers.keys() == {one.url for one in targets}
+    del targets[0]
+    assert cards(source.poll(START + timedelta(minutes=1))) == {"b": 0.0}
+    assert fetch._connections.keys() == source._turns.keys() == source._parsers.keys() == {f"{node.url}/b"}
+    source.close()
