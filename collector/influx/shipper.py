@@ -96,16 +96,20 @@ class Shipper:
             self.ship(until=until)
             if until is None:
                 self.ship_hours(self._clock.now() - HOUR_GRACE)
-        except TrimtabError as error:
-            if str(error) != self._last_complaint:
-                _LOG.warning("%s; rows wait in the embedded store", error)
-            self._last_complaint = str(error)
+            if self._last_complaint:
+                _LOG.info("InfluxDB takes rows again; %d still to be sent", self._outbox.pending)
+        except Exception as error:  # noqa: BLE001  whatever one pass ends with, the next one comes
+            said = str(error)
+            if not isinstance(error, TrimtabError):
+                said = f"shipping to InfluxDB: unexpected {type(error).__name__}"
+                _LOG.debug("shipping", exc_info=error)
+            if said != self._last_complaint:
+                _LOG.warning("%s; rows wait in the embedded store", said)
+            self._last_complaint = said
             asked = error.retry_after_seconds if isinstance(error, TryLaterError) else None
             if asked is not None:
                 return min(max(asked, 1.0), _LONGEST_ASKED_SECONDS)
             return min(max(2 * waited, 1.0), _LONGEST_WAIT_SECONDS)
-        if self._last_complaint:
-            _LOG.info("InfluxDB takes rows again; %d still to be sent", self._outbox.pending)
         self._last_complaint = ""
         return LOOK_SECONDS
 

@@ -187,6 +187,9 @@ def retention(store: Store, clock: Clock, stop: threading.Event) -> Iterator[Non
                 store.retain(clock.now())
             except TrimtabError as error:
                 _LOG.warning("retention: %s", error)
+            except Exception as error:  # noqa: BLE001  whatever one pass ends with, the next one comes
+                _LOG.warning("retention: unexpected %s", type(error).__name__)
+                _LOG.debug("retention", exc_info=error)
             if stop.wait(RETENTION_SECONDS):
                 return
 

@@ -18,7 +18,7 @@ from collector.conformance import HOUR, START, at, slice_rows, window
 from collector.errors import ConfigurationError, UnreachableError
 from collector.influx.client import Flavour, InfluxClient, TryLaterError, is_loopback
 from collector.influx.progress import progress_of
-from collector.influx.shipper import CURSOR, Shipper
+from collector.influx.shipper import CURSOR, Shipped, Shipper
 from collector.influx.store import InfluxStore, open_store
 from collector.settings import InfluxSettings, StoreSettings
 from collector.store import EmbeddedStore
@@ -198,6 +198,36 @@ def test_the_loop_waits_as_it_is_asked_and_ends_cleanly(lab: Lab) -> None:
     assert waits[3] == 60.0
     assert waits[4] == waits[5] == 5.0
     assert lab.steps() == list(range(40))  # the last pass took what came before the stop
+    assert lab.pending == 0
+
+
+def test_whatever_one_pass_ends_with_the_next_one_comes(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stop = threading.Event()
+    waits: list[float] = []
+
+    class Watching(VirtualClock):
+        def wait(self, seconds: float, stop: threading.Event | None = None) -> bool:
+            waits.append(seconds)
+            if len(waits) == 3 and stop is not None:
+                stop.set()
+            return super().wait(seconds, stop)
+
+    lab.clock = Watching(START + HOUR)
+    lab.write(0, 3)
+    shipper = lab.shipper()
+    ship, failures = shipper.ship, [ZeroDivisionError("told to nobody")]
+
+    def once(*, until: float | None = None) -> Shipped:
+        if failures:
+            raise failures.pop()
+        return ship(until=until)
+
+    monkeypatch.setattr(shipper, "ship", once)
+    shipper.run(stop)
+    assert waits == [0.0, 1.0, 5.0]
+    assert "unexpected ZeroDivisionError; rows wait" in caplog.text
     assert lab.pending == 0
 
 
