@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from collector.store import query
 from collector.store.engine import Engine
-from collector.store.request import PERCENTILE, RAW, Pieces, Range, Request, Segment
+from collector.store.request import PERCENTILE, RAW, Pieces, Range, Request, Segment, contested
 
 WORTH_ROWS = 200_000  # below, reading the tags costs more than it saves
 _MOST_ROWS = 6_000_000  # of one file in memory
@@ -66,25 +66,9 @@ def _shared_buckets(
         return start // every * every, -(-end // every) * every
 
     chosen = {segment.id for segment in alone}
-    points: list[tuple[int, int]] = []
-    for (start, end), weight in [
-        *(((s.t_min, s.t_max + 1), 1 if s.id in chosen else 2) for s in segments),
-        *((range_, 2) for range_ in hot),
-    ]:
-        first, last = buckets(start, end)
-        points += [(first, weight), (last, -weight)]
-    found: list[Range] = []
-    depth = 0
-    opened = 0
-    for at, change in sorted(points):
-        before, depth = depth, depth + change
-        if before < 2 <= depth:
-            opened = at
-        elif depth < 2 <= before and at > opened:
-            if found and found[-1][1] == opened:
-                found[-1] = (found[-1][0], at)
-            else:
-                found.append((opened, at))
+    once = [(s.t_min, s.t_max + 1) for s in segments]
+    again = [(s.t_min, s.t_max + 1) for s in segments if s.id not in chosen]  # twice, hence shared as a whole
+    found = contested(buckets(start, end) for start, end in (*once, *again, *hot, *hot))
     return [(a, b) for a, b in found if a < request.end and b > request.start]
 
 
