@@ -13,7 +13,7 @@ from collector.assemble import Assembler, Scrape
 from collector.batch import Batch
 from collector.clock import grid_floor
 from collector.demand import SchedulerState, merged_states
-from collector.errors import UnreachableError
+from collector.errors import ConfigurationError, UnreachableError
 from collector.kube import KubeState
 from collector.plugins import SourceContext
 from collector.protocols import SourceDescription
@@ -27,6 +27,9 @@ from collector.schedulers.volcano import read_volcano
 from collector.settings import Section, SourceSettings, TargetSettings
 
 _GROUP_ANNOTATIONS = ("scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name")
+
+# Ways to log in that exporters know, and the client's library does not from us.
+_UNUSED = ("bearer_token_file", "username", "cert_file")
 
 # Everything that is ever asked of the API: `deploy/kubernetes/rbac.yaml` grants to list these, and nothing else.
 LISTS: Mapping[str, tuple[str, ...]] = {
@@ -58,18 +61,24 @@ class KubernetesSource:
         context: cluster, interval, declarations, tenants.
 
     Raises:
-        ConfigurationError: an option is not known, or nothing says which server.
+        ConfigurationError: an option is not known, a log-in is of another kind, or nothing says which server.
     """
 
     def __init__(self, settings: SourceSettings, context: SourceContext) -> None:
         options = read_options(KubernetesOptions, settings)
+        unused = [name for name in _UNUSED if getattr(settings, name)]
+        if unused:
+            raise ConfigurationError(
+                f'source "{settings.name or settings.kind}": expected `bearer_token`, or files that '
+                f"`options.kubeconfig` names, got {unused[0]}, which has no effect on this kind"
+            )
         token = settings.bearer_token
         client = connect(
             url=settings.url,
             token=token.get_secret_value() if token is not None else "",
             kubeconfig=options.kubeconfig,
             context=options.context,
-            ca_file=options.ca_file,
+            ca_file=options.ca_file or str(settings.ca_file or ""),
         )
         self._client = client
         self._api = KubeApi(client, settings.timeout_seconds)

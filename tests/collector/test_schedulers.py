@@ -466,6 +466,17 @@ def test_configuration_that_names_no_server(options: dict[str, str], said: str) 
         KubernetesSource(SourceSettings(kind="kubernetes", options=options), SourceContext())
 
 
+@pytest.mark.parametrize(
+    "login",
+    [{"bearer_token_file": "token"}, {"username": "me"}, {"cert_file": "me.pem"}],
+    ids=lambda one: next(iter(one)),
+)
+def test_a_log_in_that_would_have_no_effect_is_refused(login: dict[str, Any]) -> None:
+    settings = SourceSettings(kind="kubernetes", url="http://127.0.0.1:1", **login)
+    with pytest.raises(ConfigurationError, match=next(iter(login))):
+        KubernetesSource(settings, SourceContext())
+
+
 def test_a_kubeconfig_names_server_and_token(api: Api, tmp_path: Path) -> None:
     api.lists[PODS] = [gpu_pod("p-0")]
     config = {
