@@ -248,7 +248,9 @@ def _read(answer: http.client.HTTPResponse, place: str) -> bytes:
     """Read a body; neither a trickle nor a flood (also one that was packed) is waited for."""
     too_big = UnreachableError(f"{place}: expected at most {_MAX_BYTES} bytes, got more")
     with answer:
-        if answer.length is not None and answer.length <= _MAX_BYTES:
+        if answer.length is not None:
+            if answer.length > _MAX_BYTES:
+                raise too_big
             body = answer.read()
         else:
             pieces, size = [], 0

@@ -19,11 +19,11 @@ def is_secret_name(name: object) -> bool:
 def mask_address(text: str) -> str:
     """Hide the password of an address such as `postgresql://user:secret@host/db?password=secret`.
 
-    A password may hold `/` and `@`, so the last `@` ends it.
+    A password may hold `/` and `@`, so the last `@` ends it. An address may lack its scheme.
     """
     scheme, separator, rest = text.partition("://")
     if not separator:
-        return text
+        scheme, rest = "", text
     login, at, host = rest.rpartition("@")
     user, colon, _ = login.partition(":")
     if at and colon and "/" not in user:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 from collector.assemble import Assembler, Scrape
 from collector.batch import Batch
@@ -42,7 +43,7 @@ class PrometheusSource:
     def __init__(
         self, settings: SourceSettings, context: SourceContext, pause: Callable[[float], None] = time.sleep
     ) -> None:
-        if not settings.url.startswith(("http://", "https://")):
+        if not _is_address(settings.url):
             raise ConfigurationError(
                 'source "prometheus": expected an address such as http://prometheus:9090, got '
                 f"{mask_address(settings.url)!r}"
@@ -151,3 +152,11 @@ class PrometheusSource:
 
 def _address(scrape: Scrape) -> str:
     return scrape.target.url
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets without an end, a port that is none
+        return False

@@ -11,6 +11,7 @@ from collector.errors import ConfigurationError
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(s|m|h|d|w)\s*$")
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 LONGEST_SECONDS = 3650 * 86400.0  # of any length of time that is set: far above all use, far below what overflows
+_YEARS = (1970, 2200)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +76,13 @@ def parse_instant(text: str) -> datetime:
     """Read an ISO 8601 instant; without a zone it is UTC.
 
     Raises:
-        ConfigurationError: the text is not ISO 8601.
+        ConfigurationError: the text is not ISO 8601, or so far off that ten years before or after it overflow.
     """
     try:
         instant = datetime.fromisoformat(text.strip())
-        return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
+        instant = instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
     except (ValueError, OverflowError):
         raise ConfigurationError(f"expected an instant such as 2026-01-05T00:00:00Z, got {text!r}") from None
+    if not _YEARS[0] <= instant.year <= _YEARS[1]:
+        raise ConfigurationError(f"expected an instant from {_YEARS[0]} to {_YEARS[1]}, got {text!r}")
+    return instant

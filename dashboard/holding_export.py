@@ -15,6 +15,7 @@ from analyzer.holding_spans import SPAN_COLUMNS, SPAN_FACTS, NodeSpans
 from analyzer.protocols import Partition
 from collector.protocols import StoreReader
 from collector.window import Window
+from dashboard.cli.output import clean
 
 SCHEMA_VERSION = 1
 _CHUNK = timedelta(days=1)
@@ -35,20 +36,30 @@ def held_spans(store: StoreReader, window: Window, interval_seconds: float) -> I
     """
     facts = store.facts(window, names=[*SPAN_FACTS, "simulated"])
     simulated = says_simulated(facts)
+    chunks = list(_chunks(window, _span(store)))
     told = facts[(facts["kind"] == "slice") & (facts["node"] != "")]
     nodes = {(str(c), str(n)) for c, n in zip(told["cluster"], told["node"], strict=True)}
     for cluster, node in sorted(nodes | set(store.partitions(window))):
         about = facts[(facts["cluster"] == cluster) & facts["node"].isin([node, ""])].reset_index(drop=True)
         spans = NodeSpans(cluster, node, window, about)
-        for chunk in _chunks(window):
+        for chunk in chunks:
             spans.add(_partition(store, chunk, (cluster, node), about, interval_seconds))
         for span in spans.finish(interval_seconds):
             yield span.document(simulated=simulated)
 
 
-def _chunks(window: Window) -> Iterator[Window]:
-    start = window.start
-    while start < window.end:
+def _span(store: StoreReader) -> Window | None:
+    """Return the window from the oldest row of a card or a slice to just after the newest."""
+    spans = [span for name in ("gpu", "slice") if (span := store.span(name)) is not None]
+    return Window(min(span.start for span in spans), max(span.end for span in spans)) if spans else None
+
+
+def _chunks(window: Window, rows: Window | None) -> Iterator[Window]:
+    """Cut a window into chunks; those before the first row and after the last are left out, however many there are."""
+    if rows is None:
+        return
+    start = window.start + max((rows.start - window.start) // _CHUNK, 0) * _CHUNK
+    while start < min(window.end, rows.end):
         end = min(start + _CHUNK, window.end)
         yield Window(start, end)
         start = end
@@ -109,7 +120,8 @@ def _rows(
 def write_csv(spans: Iterable[dict[str, Any]], out: TextIO) -> int:
     """Write spans as CSV with a header, one a line; absent is an empty cell. Returns how many.
 
-    A name that a spreadsheet would take for a formula gets an apostrophe before it.
+    A name that a spreadsheet would take for a formula gets an apostrophe before it, and what a terminal would act on or
+    would begin a new line is replaced.
     """
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(SPAN_COLUMNS)
@@ -122,8 +134,8 @@ def write_csv(spans: Iterable[dict[str, Any]], out: TextIO) -> int:
 def _cell(value: object) -> object:
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, str) and value.startswith(_FORMULA):
-        return f"'{value}"
+    if isinstance(value, str):
+        return clean(f"'{value}" if value.startswith(_FORMULA) else value)
     return "" if value is None else value
 
 

@@ -14,6 +14,7 @@ import typer
 
 from collector.clock import Clock
 from collector.errors import ConfigurationError, TrimtabError, UnreachableError
+from collector.masking import mask_address
 from collector.plugins import load_plugin
 from collector.protocols import Source
 from collector.settings import SourceSettings, TargetSettings
@@ -55,7 +56,13 @@ def collect(
     nvml: Annotated[bool, typer.Option("--nvml", help="Read this host's cards through the NVIDIA driver.")] = False,
     interval: Annotated[
         float | None,
-        typer.Option("--interval", metavar="SECONDS", min=1, help="Length of a cycle; else that of [cluster]."),
+        typer.Option(
+            "--interval",
+            metavar="SECONDS",
+            min=1,
+            max=LONGEST_SECONDS,
+            help="Length of a cycle; else that of [cluster].",
+        ),
     ] = None,
     shard: Annotated[
         str | None,
@@ -212,7 +219,9 @@ def chosen_sources(
     """
     for address in (*targets, *([prometheus] if prometheus else [])):
         if not address.startswith(("http://", "https://")):
-            raise ConfigurationError(f"expected an address such as http://node1:9400/metrics, got {address!r}")
+            raise ConfigurationError(
+                f"expected an address such as http://node1:9400/metrics, got {mask_address(address)!r}"
+            )
     chosen = []
     if targets:
         chosen.append(

@@ -51,7 +51,11 @@ def import_(
     interval: Annotated[
         float | None,
         typer.Option(
-            "--interval", metavar="S", help="Seconds from row to row of logs without stamps; else 1.", min=1e-3
+            "--interval",
+            metavar="S",
+            help="Seconds from row to row of logs without stamps; else 1.",
+            min=1e-3,
+            max=86400.0,
         ),
     ] = None,
     columns: Annotated[

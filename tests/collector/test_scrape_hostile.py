@@ -37,6 +37,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Location", hops[kind])
         if kind == "packed":
             self.send_header("Content-Encoding", "gzip")
+        if kind == "announced":
+            self.send_header("Content-Length", str(300 * _MIB))
         self.end_headers()
         if kind == "trickle":
             while not self.stop.wait(0.05):
@@ -114,3 +116,8 @@ def test_a_password_in_an_address_is_not_told() -> None:
     with pytest.raises(UnreachableError) as caught:
         fetched("http://u:hunter2@127.0.0.1:9/metrics")
     assert "hunter2" not in str(caught.value)
+
+
+def test_a_size_that_is_announced_too_big_is_refused(url: str) -> None:
+    with pytest.raises(UnreachableError, match=f"expected at most {256 * _MIB} bytes, got more"):
+        fetched(f"{url}/announced")

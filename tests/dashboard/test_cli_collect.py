@@ -329,3 +329,36 @@ def test_backfill_says_what_is_missing(exporters: Exporters, trimtab: Callable[.
     both = trimtab("collect", "--target", exporters.url("dcgm"), "--backfill", "1", "--once")
     assert both.code == 2
     assert "got both" in both.err
+
+
+@pytest.mark.parametrize("seconds", ["inf", "1e308", "nan"])
+def test_a_cycle_without_end_is_refused(trimtab: Callable[..., Ran], seconds: str) -> None:
+    ran = trimtab("collect", "--once", "--target", "http://127.0.0.1:9/metrics", "--interval", seconds)
+    assert ran.code == 2
+    assert "Invalid value for '--interval'" in ran.err
+
+
+@pytest.mark.parametrize("option", ["--target", "--prometheus"])
+@pytest.mark.parametrize("scheme", ["ftp://", ""])
+def test_a_password_in_an_address_that_is_none_is_not_told(
+    trimtab: Callable[..., Ran], option: str, scheme: str
+) -> None:
+    ran = trimtab("collect", "--once", option, f"{scheme}user:hunter2@node/metrics?token=hunter2")
+    assert ran.code == 2
+    assert f"{scheme}user:********@node/metrics" in ran.err
+    assert "hunter2" not in ran.err
+
+
+@pytest.mark.parametrize("host", ["[::1/", "h:99999/", ":9090/"])
+def test_a_prometheus_at_no_address_is_one_line(trimtab: Callable[..., Ran], host: str) -> None:
+    ran = trimtab("collect", "--once", "--prometheus", f"http://{host}")
+    assert ran.code == 2
+    assert "expected an address such as http://prometheus:9090" in ran.err
+    assert len(ran.err.splitlines()) == 1
+
+
+def test_an_instant_at_the_end_of_time_is_refused(trimtab: Callable[..., Ran]) -> None:
+    for now in ("0001-01-02", "9999-12-31T23:59:59"):
+        ran = trimtab("collect", "--backfill", "30", "--now", now, "--prometheus", "http://127.0.0.1:9")
+        assert ran.code == 2, ran.err
+        assert "expected an instant from 1970 to 2200" in ran.err

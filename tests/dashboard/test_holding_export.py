@@ -257,3 +257,35 @@ def test_use_of_days_whose_raw_rows_are_gone_comes_from_coarser_ones(elsewhere: 
         ("whole", "a", "2026-01-05T00:00:00Z", "2026-01-05T01:00:00Z", 100.0, 40.0),
         ("whole", "b", "2026-01-05T01:00:00Z", "2026-01-05T01:30:00Z", 50.0, 40.0),
     ]
+
+
+def test_a_window_of_all_times_asks_for_the_days_that_have_rows() -> None:
+    store = FrameStore.of_batches(two_owners().batches)
+    ever = Window(datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC))
+    asked: list[Window] = []
+    read = store.read
+
+    def counted(measurement: str, window: Window, **options: Any) -> Any:
+        asked.append(window)
+        return read(measurement, window, **options)
+
+    store.read = counted  # type: ignore[method-assign]  # counts
+    spans = list(held_spans(store, ever, 60.0))
+    assert brief(spans, "sm_hours_used") == brief(two_owners().spans(), "sm_hours_used")
+    assert 0 < len(asked) <= 12
+
+
+def test_rows_in_no_part_of_a_window_are_not_asked_for() -> None:
+    spans = two_owners().spans(-A_DAY, -1)
+    assert spans == []
+
+
+def test_a_name_in_csv_neither_acts_on_a_terminal_nor_begins_a_line() -> None:
+    fleet = two_owners()
+    spans = [{**span, "pod": "a\x1b[31m\nb\u202e"} for span in fleet.spans()]
+    out = io.StringIO()
+    assert write_csv(spans, out) == 2
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 3
+    assert "a\ufffd[31m\ufffdb\ufffd" in lines[1]
+    assert "\x1b" not in out.getvalue()
