@@ -53,7 +53,7 @@ def _sources(settings: Settings) -> Iterator[Problem]:
             yield Problem(place, f"no source plug-in `{source.kind}`{_plugins('sources', source.kind)}")
         elif source.kind == "prometheus" and not source.url:
             yield Problem(place, "expected `url`, the base address of the Prometheus server; add it")
-        elif source.kind == "scrape" and not source.targets:
+        elif source.kind == "scrape" and not (source.targets or source.targets_file or source.dns or source.kubernetes):
             yield Problem(place, "expected `targets`, the addresses of the exporters; add at least one")
         if source.kind == "nvml":
             yield from _of_host(place, source)

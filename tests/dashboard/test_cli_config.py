@@ -77,3 +77,17 @@ def test_options_of_a_plugin_keep_their_types(elsewhere: Path) -> None:
     (backend,) = load_settings().settings.backend
     assert backend.options == {"address": "http://q", "retries": 3, "share": 0.5, "dry": True}
     assert [type(value) for value in backend.options.values()] == [str, int, float, bool]
+
+
+@pytest.mark.parametrize(
+    "found_by", ['targets_file = "t.json"', '[[source.dns]]\nname = "x.invalid"', "[source.kubernetes]"]
+)
+def test_a_source_whose_targets_are_discovered_needs_no_list(
+    trimtab: Callable[..., Ran], elsewhere: Path, found_by: str
+) -> None:
+    (elsewhere / "t.json").write_text("[]")
+    (elsewhere / "trimtab.toml").write_text(f"[[source]]\n{found_by}\n")
+    ran = trimtab("config", "check")
+    assert "add at least one" not in ran.out + ran.err
+    (elsewhere / "trimtab.toml").write_text("[[source]]\n")
+    assert "add at least one" in trimtab("config", "check").out

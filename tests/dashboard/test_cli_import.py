@@ -118,3 +118,12 @@ def test_zones() -> None:
         assert noon.replace(tzinfo=parse_zone(text)).utcoffset() == timedelta(hours=hours)
     with pytest.raises(ConfigurationError):
         parse_zone("+99:00")
+
+
+@pytest.mark.parametrize("seconds", ["inf", "1e300"])
+def test_rows_that_are_ages_apart_are_refused_before_a_file_is_read(
+    trimtab: Callable[..., Ran], log: Path, seconds: str
+) -> None:
+    ran = trimtab("import", log.name, "--interval", seconds)
+    assert ran.code == 2
+    assert "Invalid value for '--interval'" in ran.err
