@@ -253,5 +253,6 @@ def add_scrapes(known: dict[str, Scrape], scrapes: Sequence[Scrape]) -> None:
     """Add what targets said; of one that two sources read, as from two replicas of a Prometheus, an answer counts."""
     for scrape in scrapes:
         key = target_key(scrape.target)
-        if key not in known or known[key].body is None:
+        before = known.get(key)
+        if before is None or (before.body is None and not before.of_scheduler):
             known[key] = scrape

@@ -65,7 +65,7 @@ class SlurmSource:
         self._timeout = settings.timeout_seconds
         self._name = settings.name or settings.kind
         self._context = context
-        self._target = TargetSettings(url=f"slurm:{self._squeue[0]}")
+        self._target = TargetSettings(url=f"slurm:{options.squeue}")
         self.assembler = Assembler(context)
 
     def poll(self, now: datetime) -> Batch:

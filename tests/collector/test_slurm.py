@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 
+from collector.assemble import Scrape
+from collector.collect import add_scrapes
 from collector.conformance import SourceConformance
+from collector.demand import SchedulerState
 from collector.errors import ConfigurationError
 from collector.plugins import SourceContext
 from collector.schedulers.slurm import SlurmSource
 from collector.schedulers.slurm_jobs import SlurmFormatError, asks_of, cards_of_nodes, read_jobs
-from collector.settings import SourceSettings
+from collector.settings import SourceSettings, TargetSettings
 from collector.window import Window
 
 START = datetime(2026, 1, 5, 1, tzinfo=UTC)
@@ -295,3 +298,21 @@ class TestSlurmSource(SourceConformance):
     @pytest.fixture
     def past(self) -> Window:
         return Window(START, START + timedelta(hours=1))
+
+
+def test_the_same_command_on_two_hosts_is_two_targets() -> None:
+    sources = [
+        SlurmSource(SourceSettings(kind="slurm", options={"squeue": f"ssh {host} squeue"}), SourceContext())
+        for host in ("login1", "login2")
+    ]
+    targets = [source.describe().targets for source in sources]
+    assert targets == [("slurm:ssh login1 squeue",), ("slurm:ssh login2 squeue",)]
+
+
+def test_what_a_scheduler_said_is_not_replaced_by_a_failure() -> None:
+    target = TargetSettings(url="slurm:squeue")
+    answer, failure = Scrape(target, None, demand=SchedulerState()), Scrape(target, None, "late")
+    for scrapes in ([answer, failure], [failure, answer]):
+        known: dict[str, Scrape] = {}
+        add_scrapes(known, scrapes)
+        assert list(known.values()) == [answer]
