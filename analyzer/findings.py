@@ -88,7 +88,7 @@ class Finding:
         raise LookupError(f"{self.code} {self.id} has no {role.value}")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document of CONTRACTS: plain JSON values, NaN as null."""
+        """Return plain JSON values, NaN as null."""
         return {
             "id": self.id,
             "code": self.code,
