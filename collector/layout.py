@@ -9,8 +9,9 @@ one channel are copies of the same value and count once.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,9 +58,12 @@ class Tables:
     entry_rank: Ints  # the greatest is preferred
 
 
-@dataclass(slots=True)
-class _Channel:
-    entry: int
+@dataclass(frozen=True, slots=True)
+class _Manner:
+    """How samples of one metric are read: the same for all devices of all targets."""
+
+    mapped: MappedMetric | None = None  # kept, so that its identity stays its own
+    name: str = ""
     kind: int = GAUGE
     scale: float = 1.0
     low: float = math.nan
@@ -72,15 +76,6 @@ class _Channel:
     either: bool = False
     alive: bool = False
     keep_over_gap: bool = False
-    counter: int = -1
-
-
-@dataclass(slots=True)
-class _Entry:
-    row: int
-    field: int
-    order: tuple[int, int, str]  # the least is preferred
-    strict: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,28 +87,42 @@ class Origin:
     window: str
 
 
-@dataclass(slots=True)
 class Registry:
-    """All rows, entries and channels that were ever seen, by number."""
+    """All rows, entries and channels that were ever seen, by number.
 
-    counters: CounterBook
-    rows: dict[RowKey, int] = field(default_factory=lambda: {("",): NOWHERE})
-    _row_keys: list[RowKey] = field(default_factory=lambda: [("",)])
-    _entries: list[_Entry] = field(default_factory=list)
-    _entry_numbers: dict[Hashable, int] = field(default_factory=dict)
-    _channels: list[_Channel] = field(default_factory=list)
-    _channel_numbers: dict[Hashable, int] = field(default_factory=dict)
-    _channel_names: list[tuple[int, str]] = field(default_factory=list)
-    _counted: list[tuple[int, str, int, str]] = field(default_factory=list)  # counter, target, row, field
-    _tables: Tables | None = None
-    origins: dict[int, dict[str, Origin]] = field(default_factory=dict)  # row -> field -> its preferred exporter
-    origin_words: dict[int, dict[str, tuple[str, Provenance]]] = field(default_factory=dict)  # made of them, by row
+    There is a channel for nearly every series: they stand in columns of numbers, and what many have in common stands
+    once.
 
-    def __post_init__(self) -> None:
-        """Put the dust bin at number 0."""
-        self._entries.append(_Entry(NOWHERE, 0, (10**6, 0, ""), strict=False))
-        self._channels.append(_Channel(entry=NOWHERE))
-        self._channel_names.append((NOWHERE, ""))
+    Attributes:
+        counters: the last values of counters.
+        rows: number of each row by its key.
+        origins: row -> field -> its preferred exporter.
+        origin_words: facts made of them, by row.
+    """
+
+    def __init__(self, counters: CounterBook) -> None:
+        self.counters = counters
+        self.rows: dict[RowKey, int] = {("",): NOWHERE}
+        self._row_keys: list[RowKey] = [("",)]
+        self._sayings: list[tuple[str, tuple[int, int, str]]] = []  # field, order with the target
+        self._saying_numbers: dict[Hashable, int] = {}
+        self._entry_rows, self._entry_sayings = array("q"), array("q")
+        self._entry_strict = bytearray()
+        self._entry_numbers: dict[int, int] = {}
+        self._manners: list[_Manner] = [_Manner()]
+        self._manner_numbers: dict[Hashable, int] = {}
+        self._part_numbers: dict[Hashable, int] = {}
+        self._channel_numbers: dict[int, int] = {}
+        self._channel_entries, self._channel_rows = array("q"), array("q")
+        self._channel_manners, self._channel_counters = array("q"), array("q")
+        self._counted: list[tuple[int, str, int, str]] = []  # counter, target, row, field
+        self._tables: Tables | None = None
+        self.origins: dict[int, dict[str, Origin]] = {}
+        self.origin_words: dict[int, dict[str, tuple[str, Provenance]]] = {}
+        self._origins: dict[tuple[int, int], Origin] = {}
+        # The dust bin.
+        self._add_entry(NOWHERE, self._saying("", FIELDS[0], (10**6, 0)), strict=False)
+        self._add_channel(NOWHERE, NOWHERE, 0, -1)
 
     def row(self, key: RowKey) -> int:
         """Return the number of a row, a new one for a new key."""
@@ -129,16 +138,16 @@ class Registry:
 
     def where(self, channel: int) -> tuple[int, str]:
         """Return the row and the field's name that a channel feeds."""
-        return self._channel_names[channel]
+        return self._channel_rows[channel], self._manners[self._channel_manners[channel]].name
 
     def entry(self, target: str, row: int, field_name: str, order: tuple[int, int], *, strict: bool = False) -> int:
         """Return the number of what `target` says of a field of a row; lower `order` is preferred."""
-        key = (target, row, field_name, order)
+        saying = self._saying(target, field_name, order)
+        key = row << 32 | saying
         number = self._entry_numbers.get(key)
         if number is None:
-            number = self._entry_numbers[key] = len(self._entries)
-            self._entries.append(_Entry(row, FIELD_INDEX[field_name], (*order, target), strict))
-            self._tables = None
+            number = self._entry_numbers[key] = len(self._entry_rows)
+            self._add_entry(row, saying, strict=strict)
         return number
 
     def channel(
@@ -166,46 +175,53 @@ class Registry:
             held: a counter whose growth is read by hand.
         """
         metric = mapped.row
-        key = (target, row, metric.field, metric.quantity, part, entry, mapped.part)
+        name = (target, metric.field, metric.quantity, part, mapped.part)
+        key = (row << 32 | entry) << 32 | self._part_numbers.setdefault(name, len(self._part_numbers))
         number = self._channel_numbers.get(key)
         if number is not None:
             return number
-        spec = _SPECS[field_name] if field_name else _ANY
-        kind = _channel_kind(mapped, spec, held=held)
-        unit_scale = metric.scale
-        is_level = kind == GAUGE and not metric.mask
-        ratio = spec.unit == "ratio"
-        clamp = 1.0 / unit_scale if (ratio and is_level) else math.inf
-        # What is written in percent is 0 to 100; only what is written as a ratio overshoots a little.
-        high = clamp if ratio and unit_scale != 1.0 else spec.high / unit_scale
+        read = self._manner(mapped, field_name, share, held=held)
+        manner = self._manners[read]
         counter = -1
-        if kind != GAUGE:
+        if manner.kind != GAUGE:
             words = (target, *self._row_keys[row], metric.field, metric.quantity, mapped.part, *part)
             counter = self.counters.number("|".join(words))
             self._counted.append((counter, target, row, metric.field))
-        number = self._channel_numbers[key] = len(self._channels)
-        self._channels.append(
-            _Channel(
-                entry=entry,
-                kind=kind,
-                scale=(1.0 if metric.mask else unit_scale) * share,
-                low=(spec.low / unit_scale) if is_level else (0.0 if kind != GAUGE else -math.inf),
-                high=(high if not metric.cap else 1e9) if is_level else math.inf,
-                clamp=clamp,
-                counts_cap=metric.cap,
-                mask=metric.mask,
-                absent=math.nan if metric.absent is None else metric.absent,
-                either=metric.either,
-                quiet=mapped.exporter.nan_is_absent or metric.absent is not None,
-                alive=metric.field in ("temperature_celsius", "sm_clock_hertz"),
-                keep_over_gap=spec.kind is Kind.INCREMENT and spec.unit == "count",
-                counter=counter,
-            )
-        )
-        self._channel_names.append((row, field_name or metric.field))
-        if field_name and kind == GAUGE:
-            self._note_origin(row, field_name, mapped, self._entries[entry].order)
+        number = self._channel_numbers[key] = len(self._channel_rows)
+        self._add_channel(entry, row, read, counter)
+        if field_name and manner.kind == GAUGE:
+            self._note_origin(row, field_name, mapped, self._entry_sayings[entry], read)
+        return number
+
+    def _saying(self, target: str, field_name: str, order: tuple[int, int]) -> int:
+        """Return the number of what a target says of a field, of whatever row."""
+        key = (target, field_name, order)
+        number = self._saying_numbers.get(key)
+        if number is None:
+            number = self._saying_numbers[key] = len(self._sayings)
+            self._sayings.append((field_name, (*order, target)))
+        return number
+
+    def _add_entry(self, row: int, saying: int, *, strict: bool) -> None:
+        self._entry_rows.append(row)
+        self._entry_sayings.append(saying)
+        self._entry_strict.append(strict)
         self._tables = None
+
+    def _add_channel(self, entry: int, row: int, manner: int, counter: int) -> None:
+        self._channel_entries.append(entry)
+        self._channel_rows.append(row)
+        self._channel_manners.append(manner)
+        self._channel_counters.append(counter)
+        self._tables = None
+
+    def _manner(self, mapped: MappedMetric, field_name: str | None, share: float, *, held: bool) -> int:
+        """Return the number of the way in which a metric is read."""
+        key = (id(mapped), field_name, share, held)
+        number = self._manner_numbers.get(key)
+        if number is None:
+            number = self._manner_numbers[key] = len(self._manners)
+            self._manners.append(_manner_of(mapped, field_name, share, held=held))
         return number
 
     def begin_anew(self, *, uuid: str = "", target: str = "") -> None:
@@ -220,41 +236,47 @@ class Registry:
         ]
         self.counters.forget(np.array(numbers, dtype=np.int64))
 
-    def _note_origin(self, row: int, field_name: str, mapped: MappedMetric, order: tuple[int, int, str]) -> None:
+    def _note_origin(self, row: int, field_name: str, mapped: MappedMetric, saying: int, manner: int) -> None:
         self.origin_words.pop(row, None)
-        known = self.origins.setdefault(row, {})
-        if field_name not in known or order < known[field_name].order:
+        origin = self._origins.get((saying, manner))
+        if origin is None:
             window = mapped.exporter.window if mapped.row.window is None else mapped.row.window
             text = "unknown" if window is None else window if isinstance(window, str) else f"{window:g}"
-            known[field_name] = Origin(order, mapped.exporter.exporter, text)
+            origin = self._origins[saying, manner] = Origin(self._sayings[saying][1], mapped.exporter.exporter, text)
+        known = self.origins.setdefault(row, {})
+        if field_name not in known or origin.order < known[field_name].order:
+            known[field_name] = origin
 
     @property
     def size(self) -> int:
         """How many channels there are."""
-        return len(self._channels)
+        return len(self._channel_rows)
 
     def tables(self) -> Tables:
         """Return the columns of all channels and entries."""
         if self._tables is None:
-            c, e = self._channels, self._entries
+            manners, read = self._manners, np.array(self._channel_manners, dtype=np.int64)
+            saying = np.array(self._entry_sayings, dtype=np.int64)
+            fields = np.array([FIELD_INDEX[name] for name, _ in self._sayings], dtype=np.int64)
             self._tables = Tables(
-                entry=np.array([x.entry for x in c], dtype=np.int64),
-                kind=np.array([x.kind for x in c], dtype=np.int64),
-                scale=np.array([x.scale for x in c]),
-                low=np.array([x.low for x in c]),
-                high=np.array([x.high for x in c]),
-                clamp=np.array([x.clamp for x in c]),
-                counts_cap=np.array([x.counts_cap for x in c]),
-                mask=np.array([x.mask for x in c], dtype=np.int64),
-                absent=np.array([x.absent for x in c]),
-                quiet=np.array([x.quiet for x in c]),
-                either=np.array([x.either for x in c]),
-                alive=np.array([x.alive for x in c]),
-                keep_over_gap=np.array([x.keep_over_gap for x in c]),
-                counter=np.array([x.counter for x in c], dtype=np.int64),
-                entry_cell=np.array([x.row * len(FIELDS) + x.field for x in e], dtype=np.int64),
-                entry_strict=np.array([x.strict for x in e]),
-                entry_rank=_ranks([x.order for x in e]),
+                entry=np.array(self._channel_entries, dtype=np.int64),
+                kind=np.array([m.kind for m in manners], dtype=np.int64)[read],
+                scale=np.array([m.scale for m in manners])[read],
+                low=np.array([m.low for m in manners])[read],
+                high=np.array([m.high for m in manners])[read],
+                clamp=np.array([m.clamp for m in manners])[read],
+                counts_cap=np.array([m.counts_cap for m in manners])[read],
+                mask=np.array([m.mask for m in manners], dtype=np.int64)[read],
+                absent=np.array([m.absent for m in manners])[read],
+                quiet=np.array([m.quiet for m in manners])[read],
+                either=np.array([m.either for m in manners])[read],
+                alive=np.array([m.alive for m in manners])[read],
+                keep_over_gap=np.array([m.keep_over_gap for m in manners])[read],
+                counter=np.array(self._channel_counters, dtype=np.int64),
+                entry_cell=np.array(self._entry_rows, dtype=np.int64) * len(FIELDS) + fields[saying],
+                entry_strict=np.array(self._entry_strict, dtype=np.uint8).astype(bool),
+                # Entries of one cell differ in their order, so that entries of equal rank are never compared.
+                entry_rank=_ranks([order for _, order in self._sayings])[saying],
             )
         return self._tables
 
@@ -263,6 +285,34 @@ def _ranks(orders: list[tuple[int, int, str]]) -> Ints:
     ranks = np.empty(len(orders), dtype=np.int64)
     ranks[sorted(range(len(orders)), key=orders.__getitem__, reverse=True)] = np.arange(len(orders))
     return ranks
+
+
+def _manner_of(mapped: MappedMetric, field_name: str | None, share: float, *, held: bool) -> _Manner:
+    metric = mapped.row
+    spec = _SPECS[field_name] if field_name else _ANY
+    kind = _channel_kind(mapped, spec, held=held)
+    unit_scale = metric.scale
+    is_level = kind == GAUGE and not metric.mask
+    ratio = spec.unit == "ratio"
+    clamp = 1.0 / unit_scale if (ratio and is_level) else math.inf
+    # What is written in percent is 0 to 100; only what is written as a ratio overshoots a little.
+    high = clamp if ratio and unit_scale != 1.0 else spec.high / unit_scale
+    return _Manner(
+        mapped=mapped,
+        name=field_name or metric.field,
+        kind=kind,
+        scale=(1.0 if metric.mask else unit_scale) * share,
+        low=(spec.low / unit_scale) if is_level else (0.0 if kind != GAUGE else -math.inf),
+        high=(high if not metric.cap else 1e9) if is_level else math.inf,
+        clamp=clamp,
+        counts_cap=metric.cap,
+        mask=metric.mask,
+        absent=math.nan if metric.absent is None else metric.absent,
+        either=metric.either,
+        quiet=mapped.exporter.nan_is_absent or metric.absent is not None,
+        alive=metric.field in ("temperature_celsius", "sm_clock_hertz"),
+        keep_over_gap=spec.kind is Kind.INCREMENT and spec.unit == "count",
+    )
 
 
 def _channel_kind(mapped: MappedMetric, spec: Field, *, held: bool) -> int:
