@@ -78,6 +78,9 @@ class Collector:
         interval_seconds: length of a cycle.
         state_path: file for what sources must remember over a restart; None: nothing is remembered.
         metrics: counts what is done.
+
+    Attributes:
+        unwritten: cycles whose rows the store did not take.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class Collector:
         self._clock = clock
         self._interval = interval_seconds
         self._metrics = metrics
+        self.unwritten = 0
         self._assemblers: dict[SourceContext, Assembler] = {}
         for source in self._sources:
             if isinstance(source, Gathering):
@@ -120,6 +124,7 @@ class Collector:
             self._cycle(now, report)
             stored = True
         finally:
+            self.unwritten += not stored
             if self._metrics is not None:
                 for name, source in zip(self._names, self._sources, strict=True):
                     if isinstance(source, ScrapeSource):

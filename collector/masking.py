@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 MASK = "********"
-_SECRETS = r"password|passwd|token|secret|api_?key|credential"
+_SECRETS = r"password|passwd|token|secret|api_?key|credential|signature"
 _SECRET_NAME = re.compile(_SECRETS, re.IGNORECASE)
 _SECRET_IN_QUERY = re.compile(rf"([?&;][^=&;#]*(?:{_SECRETS})[^=&;#]*=)[^&;#]*", re.IGNORECASE)
 
@@ -28,6 +28,8 @@ def mask_address(text: str) -> str:
     user, colon, _ = login.partition(":")
     if at and colon and "/" not in user:
         rest = f"{user}:{MASK}@{host}"
+    elif at and scheme in {"http", "https"} and "/" not in login:
+        rest = f"{MASK}@{host}"  # a log-in of one word is a token more often than a name
     return scheme + separator + _SECRET_IN_QUERY.sub(rf"\1{MASK}", rest)
 
 

@@ -157,12 +157,12 @@ def _cut(raw: bytes, line_count: int, lines: Ints, starts: Ints) -> tuple[pa.Str
 
 
 def read_number(text: str) -> float:
-    """Return a number as exporters write it; Python alone reads `1_000` as one.
+    """Return a number as exporters write it; Python alone reads `1_000`, and digits of other scripts, as one.
 
     Raises:
         ValueError: it is none.
     """
-    if "_" in text:
+    if "_" in text or not text.isascii():
         raise ValueError(text)
     return float(text)
 

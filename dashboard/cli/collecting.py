@@ -124,7 +124,10 @@ def collect(
             shipping(store),
         ):
             collector.run(stop)
-        note("stopped; every row that was read is in the store")
+        if collector.unwritten:
+            note(f"stopped; the store did not take the rows of {collector.unwritten} cycles: they are lost")
+        else:
+            note("stopped; every row that was read is in the store")
         if stop.by_interrupt:
             raise typer.Exit(130)
 

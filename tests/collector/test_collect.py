@@ -195,6 +195,17 @@ def test_cycles_begin_at_once_and_then_stand_on_the_grid_until_stopped() -> None
     assert len(store.batches) == 4  # the batch in hand at the stop is written
 
 
+def test_cycles_that_the_store_refused_are_counted() -> None:
+    class FullStore(MemoryStore):
+        def write(self, batch: Batch) -> None:
+            raise UnreachableError(f"the disk is full at batch {len(self.batches)}")
+
+    stop, clock = threading.Event(), VirtualClock(START)
+    refused = collector([FixedSource(stop=stop, last=3)], FullStore(), clock)
+    assert refused.run(stop) == 3
+    assert refused.unwritten == 3
+
+
 def test_a_source_that_fails_does_not_hold_up_the_others(caplog: pytest.LogCaptureFixture) -> None:
     store = MemoryStore()
     bad, good = FixedSource("bad"), FixedSource("good")

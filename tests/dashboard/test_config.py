@@ -271,7 +271,9 @@ def test_every_setting_is_described() -> None:
     ("text", "expected"),
     [
         ("postgresql://trim:s3cret@db/state", "postgresql://trim:********@db/state"),
-        ("http://user@host/x", "http://user@host/x"),
+        ("http://token@host/x", "http://********@host/x"),
+        ("http://host/x@y", "http://host/x@y"),
+        ("postgresql://user@host/x", "postgresql://user@host/x"),
         ("http://host/a:b@c", "http://host/a:b@c"),
         ("http://u:p@ss@host", "http://u:********@host"),
         ("postgresql://u:p/ss@host/db", "postgresql://u:********@host/db"),
