@@ -145,9 +145,11 @@ def predict(
     result = []
     for number, (victim, suspect, card) in enumerate(wanted):
         told = bases[number] is not Basis.NOTHING
-        values = (float(part[number]) if told else math.nan for part in (middle, lower, upper, beyond))
+        value, low, high, chance = (
+            float(part[number]) if told else math.nan for part in (middle, lower, upper, beyond)
+        )
         memory = sum(_feature(profiles, name, card, MEMORY) for name in (victim, suspect))
-        result.append(PairForecast(victim, suspect, card, *values, bases[number], memory))
+        result.append(PairForecast(victim, suspect, card, value, low, high, chance, bases[number], memory))
     return result
 
 
@@ -190,11 +192,11 @@ def rank(forecasts: Sequence[PairForecast], limit: float) -> list[Sharing]:
     return sorted(found, key=_best_first)
 
 
-def _best_first(sharing: Sharing) -> tuple[bool, bool, float, str, str, str]:
+def _best_first(sharing: Sharing) -> tuple[bool, bool, float, str, list[str]]:
     worse = sharing.worse
     unknown = math.isnan(worse.slowdown)
     names = sorted((worse.victim, worse.suspect))
-    return unknown, not worse.fits, 0.0 if unknown else worse.slowdown, worse.card, *names
+    return unknown, not worse.fits, 0.0 if unknown else worse.slowdown, worse.card, names
 
 
 def _numbers(items: Mapping[tuple[str, str], int], keys: Sequence[tuple[str, str]]) -> Ints:

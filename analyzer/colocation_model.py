@@ -125,8 +125,10 @@ class _Sampler:
         self.before = np.tile([_EFFECT_VARIANCE, *[_FACTOR_VARIANCE] * rank], 2)
         self.covariance = np.diag(self.before)
         self.weak = np.ones(len(side))
-        self.z = 0.5 * rng.standard_normal((items, 2 * self.width)) * np.sqrt(self.before)
-        self.lean = np.zeros((self.x.shape[1], 2 * self.width))
+        self.lean = 0.25 * rng.standard_normal((self.x.shape[1], 2 * self.width)) * np.sqrt(self.before)
+        # What has the same side information starts alike: two kinds of card must agree on what a factor means.
+        own = 0.5 if self.x.shape[1] == 0 else 0.1
+        self.z = self.x @ self.lean + own * rng.standard_normal((items, 2 * self.width)) * np.sqrt(self.before)
 
     def between(self, victim: Ints, suspect: Ints) -> Floats:
         """Return a_v + b_s + u_v . w_s."""
@@ -139,9 +141,9 @@ class _Sampler:
         """Draw everything once, each part given all others."""
         suffers, does = slice(0, self.width), slice(self.width, 2 * self.width)
         self._draw_weights()
+        self._draw_noise()  # before the factors: what is far off must not shape them first
         self._draw_role(suffers, does, self.of_victim, self.seen.suspect)
         self._draw_role(does, suffers, self.of_suspect, self.seen.victim)
-        self._draw_noise()
         self._draw_lean()
         self._draw_covariance()
 
@@ -152,7 +154,8 @@ class _Sampler:
         rest = self.y - self.between(self.seen.victim, self.seen.suspect)
         moment = h.T @ (weight * rest) + self.prior.mean * self.prior.deviation**-2
         root = np.linalg.cholesky(precision)
-        self.weights = _solved(root, moment, self.rng)
+        half = np.linalg.solve(root, moment) + self.rng.standard_normal(moment.size)
+        self.weights = np.linalg.solve(root.T, half)
 
     def _draw_role(self, own: slice, other: slice, mine: csr_array, theirs: Ints) -> None:
         """Draw one role of all items at once, given the other role: each item is a small regression of its own."""
@@ -215,9 +218,3 @@ class _Sampler:
         lower[np.diag_indices(width)] = np.sqrt(self.rng.chisquare(total - np.arange(width)))
         half = np.linalg.solve(lower, np.linalg.cholesky(scatter).T)
         self.covariance = half.T @ half
-
-
-def _solved(root: Floats, moment: Floats, rng: np.random.Generator) -> Floats:
-    """Draw from the normal with precision root root' and mean its solution for `moment`."""
-    half = np.linalg.solve(root, moment) + rng.standard_normal(moment.size)
-    return np.asarray(np.linalg.solve(root.T, half), dtype=np.float64)

@@ -71,10 +71,14 @@ class Context:
     forecasts: pd.DataFrame  # rows of `forecast_frame` (empty where none was made)
     declarations: Mapping[tuple[str, str], ResolvedWorkload]  # (tenant, workload) -> promises
     simulated: bool = False
+    findings: tuple[Finding, ...] = ()  # of the codes that the detector `reads`
 
 
 class Detector(Protocol):
-    """Measures a node (pure, parallel) and concludes once (sorted input, hence equal whatever the engine)."""
+    """Measures a node (pure, parallel) and concludes once (sorted input, hence equal whatever the engine).
+
+    One that rests on the findings of others has an attribute `reads`, their codes: it concludes after them.
+    """
 
     @property
     def codes(self) -> tuple[str, ...]:

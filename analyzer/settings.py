@@ -16,6 +16,9 @@ class AnalyzeSettings(Section):
     coverage_floor: float = Field(0.5, ge=0, le=1, description="coverage below which no verdict is given")
     fdr: float = Field(0.05, gt=0, lt=1, description="false-discovery rate over all tested pairs of the fleet")
     contention_effect_floor: float = Field(0.02, ge=0, description="smallest slow-down that is reported, as a ratio")
+    sharing_slowdown_limit: float = Field(
+        0.25, gt=0, description="slow-down by which two workloads must not share a card (TT111), as a ratio"
+    )
     idle_activity: float = Field(0.01, ge=0, le=1, description="activity below which a slice is idle")
     idle_minutes: float = Field(60.0, gt=0, description="idle for so long while held: TT301, in minutes")
     over_provisioned_share: float = Field(0.5, gt=0, lt=1, description="peak use of a quota below which TT311 speaks")

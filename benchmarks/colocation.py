@@ -22,6 +22,7 @@ from sklearn.linear_model import Ridge
 from sklearn.metrics import roc_auc_score
 
 from analyzer.colocation import MeasuredPair, Solo, predict
+from analyzer.facts import records
 from benchmarks.figures import Figure, figure
 
 REPORTED_SEEDS = tuple(range(1, 11))
@@ -57,12 +58,12 @@ def load(path: Path) -> Measured:
     table = pd.read_csv(path)
     pairs: dict[Pair, float] = {}
     rates: dict[tuple[str, str], float] = {}
-    for row in table.itertuples(index=False):
-        both = ((row.job_a, row.job_b, row.slowdown_a, row.solo_a), (row.job_b, row.job_a, row.slowdown_b, row.solo_b))
-        for victim, suspect, slowdown, rate in both:
-            rates[victim, row.gpu] = rate
-            if np.isfinite(slowdown):
-                pairs[victim, suspect, row.gpu] = slowdown
+    for row in records(table):
+        for one, other in (("a", "b"), ("b", "a")):
+            victim, suspect, card = row[f"job_{one}"], row[f"job_{other}"], row["gpu"]
+            rates[victim, card] = row[f"solo_{one}"]
+            if np.isfinite(row[f"slowdown_{one}"]):
+                pairs[victim, suspect, card] = row[f"slowdown_{one}"]
     solos = tuple(_solo(job, card, rate) for (job, card), rate in sorted(rates.items()))
     return Measured(tuple(MeasuredPair(*key, value) for key, value in sorted(pairs.items())), solos)
 
@@ -70,7 +71,7 @@ def load(path: Path) -> Measured:
 def _solo(job: str, card: str, rate: float) -> Solo:
     size = re.search(r"batch size (\d+)", job)
     features = {"log rate": float(np.log(rate))} | ({"log size": float(np.log2(int(size[1])))} if size else {})
-    return Solo(job, card, job.split(" (")[0], features)
+    return Solo(job, card, job.split(" (", maxsplit=1)[0], features)
 
 
 def draw(pairs: list[MeasuredPair], share: float, seed: int) -> tuple[list[MeasuredPair], list[MeasuredPair]]:
@@ -92,7 +93,8 @@ def ours(known: list[MeasuredPair], unknown: list[MeasuredPair], solos: tuple[So
     """Predict the unknown pairs: columns `middle`, `lower`, `upper` of the log slow-down."""
     wanted = [(p.victim, p.suspect, p.card) for p in unknown]
     found = predict(solos, known, wanted, limit=LIMIT, seed=seed)
-    return np.log(pd.DataFrame({"middle": [f.slowdown for f in found], "lower": [f.lower for f in found], "upper": [f.upper for f in found]}))  # fmt: skip
+    told = {"middle": [f.slowdown for f in found], "lower": [f.lower for f in found], "upper": [f.upper for f in found]}
+    return pd.DataFrame({name: np.log(values) for name, values in told.items()})
 
 
 def additive(known: list[MeasuredPair], unknown: list[MeasuredPair]) -> np.ndarray:
@@ -145,16 +147,23 @@ def run(seeds: tuple[int, ...] = REPORTED_SEEDS) -> list[Figure]:
             both, quarter, rest = transfer(data, card, seed)
             told["transfer"].append(score(rest, ours(both, rest, data.solos, seed)["middle"].to_numpy()))
             told["without"].append(score(rest, ours(quarter, rest, solos, seed)["middle"].to_numpy()))
-        r2, auc = ({name: float(np.mean([s[k] for s in each])) for name, each in told.items()} for k in (0, 1))
-        peer, quarter_ = "additive", "a quarter without the other kind"
-        figures += [
-            figure(f"R2 of log slow-down, a quarter known, {card}", r2["ours"], "", peer=r2["additive"], peer_name=peer, at_least=0.84),
-            figure(f"ROC AUC of slower than 1.75x, a quarter known, {card}", auc["ours"], "", peer=auc["additive"], peer_name=peer, at_least=0.96),
-            figure(f"R2, a quarter known and no profile at all, {card}", r2["bare"], "", peer=r2["additive"], peer_name=peer),
-            figure(f"ROC AUC, a quarter known and no profile at all, {card}", auc["bare"], "", peer=auc["additive"], peer_name=peer),
-            figure(f"R2, the other kind known and 5 % of {card}", r2["transfer"], "", peer=r2["without"], peer_name=quarter_, at_least=r2["without"]),
-            figure(f"ROC AUC, the other kind known and 5 % of {card}", auc["transfer"], "", peer=auc["without"], peer_name=quarter_, at_least=auc["without"]),
-            figure(f"measured slow-downs within the 95 % interval, {card}", float(np.mean(covered)), "ratio", at_least=0.85),
-            figure(f"CPU a completion of {card}", float(np.mean(spent)), "s"),
-        ]  # fmt: skip
+        figures += _figures(card, told, float(np.mean(covered)), float(np.mean(spent)))
     return figures
+
+
+def _figures(card: str, told: dict[str, list[tuple[float, float]]], covered: float, seconds: float) -> list[Figure]:
+    rows = []
+    for which, (name, bound) in enumerate((("R2 of log slow-down", 0.84), ("ROC AUC of slower than 1.75x", 0.96))):
+        mean = {method: float(np.mean([score[which] for score in scores])) for method, scores in told.items()}
+        plain, alone = (mean["additive"], "additive"), (mean["without"], "a quarter without it")
+        for title, method, (peer, peer_name), least in (
+            ("a quarter known", "ours", plain, bound),
+            ("a quarter known, no profile at all", "bare", plain, None),
+            ("the other kind and 5 % known", "transfer", alone, alone[0]),
+            ("the other kind and 5 % known", "transfer", plain, None),
+        ):
+            text = f"{name}, {title}, {card}"
+            rows.append(figure(text, mean[method], "ratio", peer=peer, peer_name=peer_name, at_least=least))
+    rows.append(figure(f"measured slow-downs within the 95 % interval, {card}", covered, "ratio", at_least=0.85))
+    rows.append(figure(f"CPU a completion, {card}", seconds, "s"))
+    return rows

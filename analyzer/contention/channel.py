@@ -20,6 +20,7 @@ CHANNEL_WORDS = {
     "nvlink": "NVLink",
     "clock": "power and clock",
     "host": "host CPU",
+    "memory": "memory capacity",
 }
 
 PIPE_CHANNELS = {"dram_active_ratio": "dram", "tensor_active_ratio": "tensor"}

@@ -26,7 +26,7 @@ STYLES = {Verdict.HOLDS: "bold red", Verdict.SUSPECTED: "yellow", Verdict.CANNOT
 
 
 class Family(StrEnum):
-    """Families of findings; each is one detector."""
+    """Families of findings."""
 
     CONTENTION = "contention"
     FRAGMENTATION = "fragmentation"
@@ -34,6 +34,9 @@ class Family(StrEnum):
     BOTTLENECK = "bottleneck"
     FORECAST = "forecast"
     HEALTH = "health"
+
+
+_DETECTORS = {Family.CONTENTION: ("contention", "colocation")}  # else the one of the family's name
 
 
 def register(app: typer.Typer) -> None:
@@ -77,7 +80,7 @@ def analyze(
     settings = context.settings.analyze
     changed = {"select": select, "ignore": ignore}
     settings = settings.model_copy(update={key: tuple(value) for key, value in changed.items() if value})
-    detectors = load_detectors(settings, [family.value] if family else [])
+    detectors = load_detectors(settings, _DETECTORS.get(family, (family.value,)) if family else ())
     if not detectors:
         raise ConfigurationError("no detector is left: the selected codes are given by none; see `trimtab explain`")
     with opened_rows(context, rows) as store:

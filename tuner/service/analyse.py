@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from inspect import signature
@@ -233,12 +233,18 @@ def _context(
 def _conclude(
     nodes: Sequence[Mapping[str, pd.DataFrame]], detectors: Mapping[str, Detector], context: Context
 ) -> list[Conclusion]:
-    conclusions = []
-    for name, detector in detectors.items():
+    conclusions: list[Conclusion] = []
+    for name in sorted(detectors, key=lambda name: bool(_reads(detectors[name]))):  # stable: readers come last
+        reads = _reads(detectors[name])
+        known = sorted((f for c in conclusions for f in c.findings if f.code in reads), key=lambda f: f.id)
         frames = [measures[name] for measures in nodes if len(measures[name])]
         joined = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
-        conclusions.append(detector.conclude(joined, context))
+        conclusions.append(detectors[name].conclude(joined, replace(context, findings=tuple(known))))
     return conclusions
+
+
+def _reads(detector: Detector) -> tuple[str, ...]:
+    return getattr(detector, "reads", ())
 
 
 def _findings(conclusions: Sequence[Conclusion], settings: AnalyzeSettings) -> tuple[Finding, ...]:

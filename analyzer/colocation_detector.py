@@ -1,0 +1,308 @@
+"""TT111: these two must not share a card, told before they do (`analyzer.colocation`).
+
+Rests on solo profiles (intervals in which a workload had a card to itself and worked) and on the pairs that TT101
+measured, in this window. Workloads that share a card are all judged; of those that never met only what is decided is
+told, the surest first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+
+from analyzer.colocation import DRAM, MEMORY, SM, TENSOR, Basis, MeasuredPair, Sharing, Solo, predict, rank
+from analyzer.facts import hardware_facts, records
+from analyzer.findings import Effect, Finding, Role, SubjectRef, Verdict, make_finding
+from analyzer.protocols import Conclusion, Context, Needs, Partition, Withheld
+from analyzer.settings import AnalyzeSettings
+from collector.schema import NOBODY, UNKNOWN
+
+CODE = "TT111"
+_PLACE = ["cluster", "node", "gpu", "slice"]
+_KEY = [*_PLACE, "tenant", "workload"]
+_PROFILE = {SM: "sm_active_ratio", DRAM: "dram_active_ratio", TENSOR: "tensor_active_ratio"}
+_COLUMNS = [*_KEY, "model", "kind", "first", "last", "samples", "coverage", SM, DRAM, TENSOR, MEMORY]
+_ACTIVITY = ("sm_active_ratio", "engine_active_ratio", "busy_ratio")
+_WORKS = 0.05  # activity from which a workload works, and below which a neighbour does not
+_FEWEST = 10  # intervals alone and at work that make a profile
+_SWEEPS = 160
+_MOST_WORKLOADS = 40  # of one model of card, whose pairs are predicted; those that met always are
+_MOST_UNMET = 40  # findings about pairs that never met
+_WIDE = 2.0 * 1.959964
+_DOUBT = 2.0  # how much wider an effect is taken whose verdict is only `suspected`
+_TRUST = {Basis.MEASURED: 0.95, Basis.OTHER_CARD: 0.85, Basis.BOTH: 0.8, Basis.ONE: 0.6, Basis.PROFILES: 0.5}
+
+Who = tuple[str, str, str]  # cluster, tenant, workload
+
+
+class ColocationDetector:
+    """Says which workloads must not share a card and which may."""
+
+    codes = (CODE,)
+    needs: ClassVar[Needs] = {CODE: {"slice": ("|".join(_ACTIVITY),)}}
+    reads = ("TT101",)
+
+    def __init__(self, settings: AnalyzeSettings | None = None) -> None:
+        self._settings = settings if settings is not None else AnalyzeSettings()
+
+    def measure(self, partition: Partition) -> pd.DataFrame:
+        """Return a row a slice and holder: how long it was there, and what it uses when it has the card to itself."""
+        rows = partition.slice
+        if rows.empty:
+            return pd.DataFrame(columns=_COLUMNS)
+        table = _with_card(rows, partition.gpu)
+        for at, name in (("kind", "slice"), ("model", "gpu")):
+            facts = hardware_facts(partition.facts, name, at)
+            keys = zip(*(table[c] for c in _PLACE), strict=True)
+            table[at] = [facts.get(k if name == "slice" else (*k[:3], ""), "") for k in keys]
+        grouped = table.groupby(_KEY, sort=True, observed=True)
+        found = grouped.agg(
+            model=("model", "first"), kind=("kind", "first"), first=("ms", "min"), last=("ms", "max"),
+            samples=("alone", "sum"), memory=("memory", "max"), there=("ms", "size"),
+        )  # fmt: skip
+        profile = table[table["alone"]].groupby(_KEY, observed=True)[list(_PROFILE)].mean()
+        found = found.join(profile.reindex(found.index))
+        found.loc[found["samples"] < _FEWEST, list(_PROFILE)] = np.nan
+        expected = partition.window.seconds / partition.interval_seconds
+        found["coverage"] = np.minimum(found["there"] / max(expected, 1.0), 1.0)
+        return found.reset_index()[_COLUMNS]
+
+    def conclude(self, measures: pd.DataFrame, context: Context) -> Conclusion:
+        """Predict and judge the pairs of each cluster and model of card."""
+        if measures.empty:
+            return Conclusion([], [])
+        rows = [_Stay(**row) for row in records(measures.sort_values([*_KEY, "first"], kind="stable"))]
+        shared = [row for row in rows if not row.untold]
+        pairs = _measured(context.findings, {(r.cluster, r.node, r.gpu, r.slice): r for r in rows})
+        judged = _judge(shared, pairs, 1.0 + self._settings.sharing_slowdown_limit)
+        told = {(row.who, row.model) for row in shared if math.isfinite(row.sm)}
+        told |= {(_who(name), pair.card) for pair in pairs for name in (pair.victim, pair.suspect)}
+        withheld = [
+            Withheld(CODE, r.cluster, r.node, r.gpu, r.slice, r.untold or _UNTOLD, applicable=r.kind != "mig")
+            for r in rows
+            if r.untold or (r.who, r.model) not in told
+        ]
+        findings = [_finding(sharing, stays, together, context) for sharing, stays, together in judged]
+        return Conclusion(findings, withheld)
+
+
+_UNTOLD = "it never worked alone on its card, and no pair of it was measured: no verdict rests on it"
+
+
+@dataclass(frozen=True, slots=True)
+class _Stay:
+    """One row of the measures: a holder's stay on a slice."""
+
+    cluster: str
+    node: str
+    gpu: str
+    slice: str
+    tenant: str
+    workload: str
+    model: str
+    kind: str
+    first: int
+    last: int
+    samples: int
+    coverage: float
+    sm: float
+    dram: float
+    tensor: float
+    memory: float
+
+    @property
+    def who(self) -> Who:
+        return self.cluster, self.tenant, self.workload
+
+    @property
+    def untold(self) -> str:
+        """Why nothing can be said of it; empty: something may."""
+        if self.kind == "mig":
+            return "a MIG instance shares neither SMs nor memory with its neighbours"
+        if self.tenant == NOBODY or self.workload in {"", UNKNOWN, NOBODY}:
+            return "which workload it is, is not known"
+        return ""
+
+
+def _with_card(rows: pd.DataFrame, gpu: pd.DataFrame) -> pd.DataFrame:
+    """Return slice rows with `ms`, `alone` (at work, and nobody else), and the profile's fields, memory as a ratio."""
+    table = rows[_KEY].copy()
+    times = rows["time"].to_numpy("datetime64[ms]").astype(np.int64)
+    table["ms"] = times
+    activity = pd.Series(np.nan, index=rows.index)
+    for name in _ACTIVITY:
+        activity = activity.fillna(rows[name]) if name in rows else activity
+    spot = pd.MultiIndex.from_arrays([rows["gpu"], times])
+    card = gpu.set_index(
+        pd.MultiIndex.from_arrays([gpu["gpu"], gpu["time"].to_numpy("datetime64[ms]").astype(np.int64)])
+    )
+    card = card[~card.index.duplicated(keep="last")]
+    code, _ = pd.factorize(spot)
+    # A neighbour of unknown activity may be busy: then nobody was alone.
+    busy = activity.fillna(1.0).to_numpy(np.float64)
+    others = np.bincount(code, busy)[code] - busy
+    table["alone"] = (activity.to_numpy(np.float64) >= _WORKS) & (others < _WORKS)
+    for feature, name in _PROFILE.items():
+        own = rows[name].to_numpy(np.float64) if name in rows else np.full(len(rows), np.nan)
+        of_card = card[name].reindex(spot).to_numpy(np.float64) if name in card else np.full(len(rows), np.nan)
+        table[feature] = np.where(np.isfinite(own), own, of_card)
+    total = np.zeros(len(card))
+    for name in ("memory_used_bytes", "memory_free_bytes"):
+        total = total + (card[name].to_numpy(np.float64) if name in card else np.nan)
+    size = pd.Series(total, index=card.index).groupby(level=0).median()
+    used = rows["memory_used_bytes"].to_numpy(np.float64) if "memory_used_bytes" in rows else np.full(len(rows), np.nan)
+    table["memory"] = used / rows["gpu"].map(size).to_numpy(np.float64)
+    return table
+
+
+def _name(who: Who) -> str:
+    return "\x1f".join(who)
+
+
+def _who(name: str) -> Who:
+    cluster, tenant, workload = name.split("\x1f")
+    return cluster, tenant, workload
+
+
+def _measured(findings: Iterable[Finding], stays: dict[tuple[str, str, str, str], _Stay]) -> list[MeasuredPair]:
+    """Return the pairs that TT101 measured; what it found to be another's doing says nothing of the pair."""
+    pairs = []
+    for finding in findings:
+        effect = finding.effect
+        if effect is None or not effect.lower > -1.0 or finding.verdict is Verdict.CANNOT_TELL:
+            continue
+        explained_away = finding.verdict is Verdict.NO_EFFECT and effect.lower > 0
+        victim, suspect = finding.subject(Role.VICTIM), finding.subject(Role.SUSPECT)
+        stay = stays.get((victim.cluster, victim.node, victim.gpu, victim.slice))
+        hurt, blamed = (_name((s.cluster, s.tenant, s.workload)) for s in (victim, suspect))
+        known = all(s.workload not in {"", UNKNOWN} for s in (victim, suspect))
+        if stay is None or stay.kind == "mig" or explained_away or not known:
+            continue
+        error = (math.log1p(effect.upper) - math.log1p(effect.lower)) / _WIDE
+        error *= _DOUBT if finding.verdict is Verdict.SUSPECTED else 1.0
+        pairs.append(MeasuredPair(hurt, blamed, stay.model, 1.0 + effect.value, error))
+    return sorted(pairs, key=lambda p: (p.card, p.victim, p.suspect, p.slowdown))
+
+
+def _judge(
+    stays: Sequence[_Stay], pairs: Sequence[MeasuredPair], limit: float
+) -> list[tuple[Sharing, list[_Stay], bool]]:
+    """Return what is told: the verdict, the stays of both, and whether they met."""
+    by_who: dict[tuple[str, str], list[_Stay]] = {}
+    for stay in stays:
+        by_who.setdefault((_name(stay.who), stay.model), []).append(stay)
+    met = _met(stays)
+    candidates: dict[tuple[str, str], list[str]] = {}
+    for (name, model), mine in sorted(by_who.items(), key=lambda item: -sum(s.samples for s in item[1])):
+        candidates.setdefault((mine[0].cluster, model), []).append(name)
+    asked = set(met)
+    for (_, model), names in candidates.items():
+        asked |= {(min(two), max(two), model) for two in combinations(names[:_MOST_WORKLOADS], 2)}
+    wanted = sorted({way for a, b, model in asked for way in ((a, b, model), (b, a, model))})
+    solos = [_solo(name, model, mine) for (name, model), mine in sorted(by_who.items())]
+    judged = rank(predict(solos, pairs, wanted, limit=limit, sweeps=_SWEEPS), limit)
+    told, unmet = [], []
+    for sharing in judged:
+        worse = sharing.worse
+        both = [*by_who[worse.victim, worse.card], *by_who[worse.suspect, worse.card]]
+        if (min(worse.victim, worse.suspect), max(worse.victim, worse.suspect), worse.card) in met:
+            told.append((sharing, both, True))
+        elif sharing.verdict is not Verdict.CANNOT_TELL:
+            unmet.append((sharing, both, False))
+    unmet.sort(key=lambda item: -abs(item[0].worse.beyond - 0.5) if item[0].worse.fits else -1.0)
+    return told + unmet[:_MOST_UNMET]
+
+
+def _met(stays: Sequence[_Stay]) -> set[tuple[str, str, str]]:
+    """Return the pairs that were on one card at one time."""
+    on_card: dict[tuple[str, str, str], list[_Stay]] = {}
+    for stay in stays:
+        on_card.setdefault((stay.cluster, stay.node, stay.gpu), []).append(stay)
+    met = set()
+    for here in on_card.values():
+        for one, other in combinations(here, 2):
+            if one.slice != other.slice and one.first <= other.last and other.first <= one.last:
+                a, b = sorted((_name(one.who), _name(other.who)))
+                met.add((a, b, one.model))
+    return met
+
+
+def _solo(name: str, model: str, stays: Sequence[_Stay]) -> Solo:
+    """Average the stays of a workload on one model of card, each by its samples; of memory take the most."""
+    weights = np.array([s.samples for s in stays], dtype=np.float64)
+    features = {}
+    for feature in _PROFILE:
+        values = np.array([getattr(s, feature) for s in stays], dtype=np.float64)
+        good = np.isfinite(values)
+        if good.any():
+            features[feature] = float(np.average(values[good], weights=weights[good]))
+    memory = [s.memory for s in stays if math.isfinite(s.memory)]
+    return Solo(name, model, features=features | ({MEMORY: max(memory)} if memory else {}))
+
+
+def _finding(sharing: Sharing, stays: Sequence[_Stay], together: bool, context: Context) -> Finding:
+    worse, other = sharing.worse, sharing.other
+    victim, suspect = _who(worse.victim), _who(worse.suspect)
+    known = math.isfinite(worse.slowdown)
+    return make_finding(
+        CODE,
+        sharing.verdict,
+        tuple(
+            SubjectRef(role, who[0], workload=who[2], tenant=who[1])
+            for role, who in ((Role.VICTIM, victim), (Role.SUSPECT, suspect))
+        ),
+        context.window,
+        claim=_claim(sharing, victim, suspect),
+        risk=_risk(worse.basis),
+        confidence=_confidence(sharing),
+        coverage=float(np.mean([s.coverage for s in stays])),
+        effect=Effect(worse.slowdown - 1.0, "ratio", worse.lower - 1.0, worse.upper - 1.0) if known else None,
+        channel=None if worse.fits else "memory",
+        evidence={
+            "reason": sharing.reason,
+            "rests_on": worse.basis.value,
+            "card": worse.card,
+            "met": together,
+            "chance_beyond_limit": worse.beyond,
+            "other_way": {"slowdown": other.slowdown, "lower": other.lower, "upper": other.upper},
+            "memory_of_both": worse.memory,
+        },
+        needs=sharing.needs,
+        simulated=context.simulated,
+    )
+
+
+def _claim(sharing: Sharing, victim: Who, suspect: Who) -> str:
+    worse = sharing.worse
+    card = f"a {worse.card}" if worse.card else "a card"
+    a, b = f"{victim[1]}/{victim[2]}", f"{suspect[1]}/{suspect[2]}"
+    if not worse.fits:
+        return f"{a} and {b} must not share {card}: {sharing.reason}"
+    slower = f"{a} would be {worse.slowdown - 1:.0%} slower ({worse.lower - 1:.0%} to {worse.upper - 1:.0%})"
+    if sharing.verdict is Verdict.HOLDS:
+        return f"{a} and {b} must not share {card}: {slower}; known because {worse.basis.value}"
+    if sharing.verdict is Verdict.SUSPECTED:
+        return f"{a} and {b} should probably not share {card}: {slower}; known because {worse.basis.value}"
+    if sharing.verdict is Verdict.NO_EFFECT:
+        return f"{a} and {b} may share {card}: at worst {slower}; known because {worse.basis.value}"
+    return f"whether {a} and {b} may share {card} cannot be told: {sharing.reason}"
+
+
+def _risk(basis: Basis) -> str:
+    if basis is Basis.MEASURED:
+        return "what was measured under one load need not hold under another"
+    return "a prediction: the two were not seen together on such a card, and a workload may be unlike all others"
+
+
+def _confidence(sharing: Sharing) -> float:
+    worse = sharing.worse
+    if not worse.fits:
+        return 0.9
+    chance = {Verdict.HOLDS: worse.beyond, Verdict.SUSPECTED: 0.7 * worse.beyond, Verdict.NO_EFFECT: 1 - worse.beyond}
+    return chance.get(sharing.verdict, 0.0) * _TRUST.get(worse.basis, 0.0)
