@@ -57,13 +57,9 @@ class ColocationDetector:
         if rows.empty:
             return pd.DataFrame(columns=_COLUMNS)
         table = _with_card(rows, partition.gpu)
-        for at, name in (("kind", "slice"), ("model", "gpu")):
-            facts = hardware_facts(partition.facts, name, at)
-            keys = zip(*(table[c] for c in _PLACE), strict=True)
-            table[at] = [facts.get(k if name == "slice" else (*k[:3], ""), "") for k in keys]
         grouped = table.groupby(_KEY, sort=True, observed=True)
         found = grouped.agg(
-            model=("model", "first"), kind=("kind", "first"), first=("ms", "min"), last=("ms", "max"),
+            first=("ms", "min"), last=("ms", "max"),
             samples=("alone", "sum"), memory=("memory", "max"), there=("ms", "size"),
         )  # fmt: skip
         profile = table[table["alone"]].groupby(_KEY, observed=True)[list(_PROFILE)].mean()
@@ -71,7 +67,13 @@ class ColocationDetector:
         found.loc[found["samples"] < _FEWEST, list(_PROFILE)] = np.nan
         expected = partition.window.seconds / partition.interval_seconds
         found["coverage"] = np.minimum(found["there"] / max(expected, 1.0), 1.0)
-        return found.reset_index()[_COLUMNS]
+        found = found.reset_index()
+        kinds = hardware_facts(partition.facts, "slice", "kind")
+        models = hardware_facts(partition.facts, "gpu", "model")
+        places = list(zip(*(found[name] for name in _PLACE), strict=True))
+        found["kind"] = [kinds.get(place, "") for place in places]
+        found["model"] = [models.get((*place[:3], ""), "") for place in places]
+        return found[_COLUMNS]
 
     def conclude(self, measures: pd.DataFrame, context: Context) -> Conclusion:
         """Predict and judge the pairs of each cluster and model of card."""

@@ -23,7 +23,7 @@ from tests.analyzer.conftest import MakeNode
 
 ROOT = Path(__file__).resolve().parents[2]
 DETECTORS: tuple[Detector, ...] = (FragmentationDetector(), IdleDetector(), BottleneckDetector(), HealthDetector())
-PRESENT = {"TT101", "TT211", "TT221", "TT301", "TT311", "TT401", "TT402", "TT502", "TT601", "TT604"}
+PRESENT = {"TT101", "TT111", "TT211", "TT221", "TT301", "TT311", "TT401", "TT402", "TT502", "TT601", "TT604"}
 
 
 def test_every_code_of_the_contract_is_there() -> None:
