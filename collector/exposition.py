@@ -72,7 +72,7 @@ class ExpositionParser:
     """Parses the texts of one target; keeps what it learnt about the target's series from text to text."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Series] = {}
+        self._known: dict[str, Series] = {}  # but for those of the shape, while there is one
         self._blocks: dict[str, dict[str, str]] = {}
         self._shaped: list[Series] = []  # of the last text, where it has a shape
         self._shape: Shape | None = None
@@ -84,6 +84,7 @@ class ExpositionParser:
             if numbers is not None:
                 # The very list of series: who compares sees at once that nothing changed.
                 return Exposition(self._shaped, numbers, metadata=self._shape.metadata)
+            self._known.update(zip(self._shape.keys(), self._shaped, strict=True))
         text = body if isinstance(body, str) else body.decode("utf-8", errors="replace")
         lines = text.split("\n")
         result = self._of_known_lines(text, lines)
@@ -110,6 +111,9 @@ class ExpositionParser:
             return None
         self._shaped = series
         self._shape = shape_of(text, lines, samples, starts, metadata=_has_metadata(text))
+        # The shape has these texts too: of thousands of lines they are not kept twice.
+        for start in starts:
+            self._known.pop(start, None)
         return Exposition(series, numbers, metadata=self._shape.metadata)
 
     def _line_by_line(self, lines: list[str]) -> Exposition:

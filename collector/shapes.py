@@ -35,6 +35,10 @@ class Shape(Protocol):
         """Return the values of a body that differs in them alone; None for any other."""
         ...
 
+    def keys(self) -> list[str]:
+        """Return of each sample its line up to the value."""
+        ...
+
 
 def shape_of(
     text: str, lines: Sequence[str], samples: Sequence[bool], starts: Sequence[str], *, metadata: bool
@@ -86,6 +90,10 @@ class LineShape:
             return None
         return read_numbers(values)
 
+    def keys(self) -> list[str]:
+        """Return of each sample its line up to the value."""
+        return self.starts
+
 
 @dataclass(slots=True)
 class BytesShape:
@@ -122,6 +130,12 @@ class BytesShape:
             return np.asarray(pc.cast(values, pa.float64()).to_numpy())
         except pa.ArrowInvalid:
             return None
+
+    def keys(self) -> list[str]:
+        """Return of each sample its line up to the value."""
+        text = self.skeleton.to_pybytes()[: int(self.between.sum())].decode("ascii")
+        ends = np.cumsum(self.between[:-1], dtype=np.int64)
+        return [text[a:b] for a, b in zip((ends - self.starts).tolist(), ends.tolist(), strict=True)]
 
 
 def _bytes_shape(raw: bytes, lines: Ints, starts: Ints, *, metadata: bool) -> BytesShape:

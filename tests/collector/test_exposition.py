@@ -236,6 +236,21 @@ def test_new_values_on_known_lines_are_read_as_if_for_the_first_time(data: st.Da
     assert got.rejects == alone.rejects
 
 
+@pytest.mark.usefixtures("large_bytes")
+def test_series_stay_the_same_objects_whichever_lines_come_and_go() -> None:
+    head = "# TYPE a gauge\n"
+    parser = ExpositionParser()
+    first, other = parser.parse(f'{head}a{{x="1"}} 1\n\nbc{{x="1"}} 2\n').series
+    for value in (3, 4):  # of one shape
+        same = parser.parse(f'{head}a{{x="1"}} {value}\n\nbc{{x="1"}} 2\n')
+        assert same.series[0] is first
+        assert same.series[1] is other
+    assert parser.parse('bc{x="1"} 5\n').series[0] is other
+    longer = parser.parse(f'{head}d 1\nbc{{x="1"}} 2\na{{x="1"}} 3\n').series
+    assert longer[1] is other
+    assert longer[2] is first
+
+
 def test_the_metrics_of_one_device_share_its_labels() -> None:
     got = parse_exposition('a{gpu="0",UUID="u"} 1\nb{gpu="0",UUID="u"} 2\nb{gpu="1",UUID="u"} 3\n')
     assert got.series[0].labels is got.series[1].labels
