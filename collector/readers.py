@@ -70,6 +70,7 @@ class SeriesReader:
         self._key = target_key(target)
         self._world = world
         self.names = Names()  # what the target's own series say of one another
+        self._same: dict[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]] = {}  # one object for all of a card
         self.mentions_mig = False  # a series names a MIG instance by its UUID alone
         self._readers = {
             "device": self._device,
@@ -156,7 +157,7 @@ class SeriesReader:
             entry = world.registry.entry(self._key, row, metric.field, self._order(mapped))
             part.own = (world.registry.channel(self._key, row, mapped, entry=entry, field_name=metric.field),)
             slot.holder = world.holder(Holder(uuid, "", namespace, pod, container, "device", row=row, node=node))
-        slot.parts.append(part)
+        slot.parts += (part,)
 
     def _instance_channels(self, mapped: MappedMetric, card: Card, instance: str, profile: str) -> tuple[int, ...]:
         """Return the instance's own channel and, for what adds up, its part of the whole card."""
@@ -246,7 +247,7 @@ class SeriesReader:
         world, name = self._world, mapped.row.field
         entry = world.registry.entry(self._key, row, name, self._order(mapped))
         channel = world.registry.channel(self._key, row, mapped, entry=entry, field_name=name)
-        slot.parts.append(Part(world.metric_number(mapped), mapped.rank, (channel,)))
+        slot.parts += (Part(world.metric_number(mapped), mapped.rank, (channel,)),)
 
     def _server(self, series: Series, mapped: MappedMetric, slot: Slot) -> None:
         world, labels, metric = self._world, series.labels, mapped.row
@@ -284,7 +285,7 @@ class SeriesReader:
             entry = world.registry.entry(self._key, row, metric.field, self._order(mapped), strict=strict)
             channel = world.registry.channel(self._key, row, mapped, part_name, entry=entry, field_name=metric.field)
             part.channels = (channel,)
-        slot.parts.append(part)
+        slot.parts += (part,)
 
     def _bucket_channels(
         self, labels: Mapping[str, str], mapped: MappedMetric, server: ServerChannels, part_name: tuple[str, ...]
@@ -322,7 +323,7 @@ class SeriesReader:
             entry = world.registry.entry(self._key, row, metric.field, self._order(mapped))
             channel = world.registry.channel(self._key, row, mapped, part_name, entry=entry, field_name=metric.field)
         part.channels = (channel,)
-        slot.parts.append(part)
+        slot.parts += (part,)
 
     def _described(
         self, labels: Mapping[str, str], exporter: ExporterMapping, uuid: str
@@ -331,7 +332,8 @@ class SeriesReader:
         told = [(fact, labels[label]) for fact, label in _DESCRIBED if labels.get(label, "") not in _NOBODY_SAYS]
         if exporter.instance_index:
             told.append(("mig", "1" if uuid in self.names.cut else "0"))
-        return (*told, *self.names.versions)
+        described = (*told, *self.names.versions)
+        return self._same.setdefault(described, described)
 
     def _kube(self, _series: Series, mapped: MappedMetric, slot: Slot) -> None:
         slot.kube = mapped.row.field

@@ -93,7 +93,7 @@ class Reading:
 class Slot:
     """Everything that one series means."""
 
-    parts: list[Part] = field(default_factory=list)
+    parts: tuple[Part, ...] = ()
     card: int = -1
     holder: Holder | None = None
     xid: XidReading | None = None
