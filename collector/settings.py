@@ -151,7 +151,10 @@ class HolderSettings(Section):
 class SourceSettings(Credentials):
     """One `[[source]]` table: exporters to scrape, a Prometheus to ask, or this host's driver."""
 
-    kind: str = Field("scrape", description="plug-in name: scrape, prometheus, nvml, or one found by entry point")
+    kind: str = Field(
+        "scrape",
+        description="plug-in name: scrape, prometheus, nvml, pci, kubernetes, slurm, or one found by entry point",
+    )
     name: str = Field("", description="a name for logs and doctor; the kind when empty")
     targets: tuple[TargetSettings, ...] = Field(
         (),

@@ -168,7 +168,8 @@ def _import_one(path: Path, store: Store, options: ImportOptions, known: dict[st
     name = f"{_MARK}{file.digest}"
     mark = known.get(name)
     if mark is not None and mark.done:
-        return FileReport(said(path), kind, "imported before")
+        again = "its rows keep the times and the node that they got then, whatever the options say now"
+        return FileReport(said(path), kind, "imported before", warnings=[again])
     if kind in WHY_NOT:
         return FileReport(said(path), kind, "rejected", file.torn or WHY_NOT[kind])
     job = _Job(file, kind, _begun(options, mark), datetime.fromtimestamp(path.stat().st_mtime, UTC))

@@ -103,7 +103,9 @@ def collect(
     metrics = CollectorMetrics()
     with opened_store(context, read_only=False) as store, closed_afterwards(sources):
         if backfill is not None:
-            filled_in(sources, store, Window.last(instant(now), timedelta(days=backfill)))
+            # What was scraped in the last cycle may not be there whole yet, and what is filled in stays.
+            end = instant(now) if now is not None else context.clock.now() - timedelta(seconds=seconds)
+            filled_in(sources, store, Window.last(end, timedelta(days=backfill)))
             return
         state = context.settings.store.path / "collector.json"
         collector = Collector(sources, store, context.clock, seconds, state_path=state, metrics=metrics)

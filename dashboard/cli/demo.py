@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,6 +69,8 @@ def _report_and_serve(result: DemoResult, *, headless: bool) -> None:
     config = result.config
     settings = load_settings(config).settings
     say(f"report     {write_weekly(settings, analysis=result.analysis)}")
-    say(f"look on    trimtab --config {config} dashboard | analyze | changes | doctor | explain TT101")
+    command = shutil.which("trimtab") or sys.argv[0]
+    say(f"look on    {command} --config {config} dashboard")
+    say("           in place of dashboard also: analyze, changes, doctor, forecast, workloads, explain TT101")
     if not headless:
         serve(settings, config)
