@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
+from scipy.sparse import csr_array
 
 from analyzer.colocation_model import Effects, Floats, Ints, Prior, Wanted, complete
 from analyzer.findings import Verdict
@@ -134,6 +135,7 @@ def predict(
         victim=_numbers(items, [(victim, card) for victim, _, card in wanted]),
         suspect=_numbers(items, [(suspect, card) for _, suspect, card in wanted]),
         covariates=_covariates(profiles, wanted),
+        measured=_links(usable, wanted),
     )
     if not wanted:
         return []
@@ -162,14 +164,21 @@ def share(one: PairForecast, other: PairForecast, limit: float) -> Sharing:
         return Sharing(worse, better, Verdict.HOLDS, text)
     if not known:
         return Sharing(worse, better, Verdict.CANNOT_TELL, f"rests on {Basis.NOTHING.value}", _NEEDS_ANYTHING)
-    told = f"{worse.slowdown:.2f} times slower ({worse.lower:.2f} to {worse.upper:.2f}); {worse.basis.value}"
+    told = slower(worse)
     if worse.lower > limit:
         return Sharing(worse, better, Verdict.HOLDS, told)
     if max(one.upper, other.upper) <= limit:
         return Sharing(worse, better, Verdict.NO_EFFECT, told)
     if worse.beyond >= _LIKELY and worse.upper < _TOO_WIDE * worse.lower:
         return Sharing(worse, better, Verdict.SUSPECTED, told, _NEEDS_MORE)
-    return Sharing(worse, better, Verdict.CANNOT_TELL, f"not decided: {told}", _NEEDS_MORE)
+    open_ = max(one, other, key=lambda f: f.upper)
+    return Sharing(open_, one if open_ is other else other, Verdict.CANNOT_TELL, slower(open_), _NEEDS_MORE)
+
+
+def slower(forecast: PairForecast) -> str:
+    """Return the size of a slow-down, its interval and what it rests on, in words."""
+    size, low, high = (f"{value - 1.0:.0%}" for value in (forecast.slowdown, forecast.lower, forecast.upper))
+    return f"{size} slower ({low} to {high}); {forecast.basis.value}"
 
 
 _NEEDS_ANYTHING = ("a solo profile of both (an hour alone on a card)", "a trial of the two on one card")
@@ -201,6 +210,17 @@ def _best_first(sharing: Sharing) -> tuple[bool, bool, float, str, list[str]]:
 
 def _numbers(items: Mapping[tuple[str, str], int], keys: Sequence[tuple[str, str]]) -> Ints:
     return np.array([items[key] for key in keys], dtype=np.int64)
+
+
+def _links(measured: Sequence[MeasuredPair], wanted: Sequence[tuple[str, str, str]]) -> csr_array:
+    """Return (wanted, measured): a row shares 1 out among the measurements of that very pair."""
+    at: dict[tuple[str, str, str], list[int]] = {}
+    for number, pair in enumerate(measured):
+        at.setdefault((pair.victim, pair.suspect, pair.card), []).append(number)
+    cells = [(row, column, 1.0 / len(at[key])) for row, key in enumerate(wanted) for column in at.get(key, ())]
+    rows, columns, weights = zip(*cells, strict=True) if cells else ((), (), ())
+    places = (np.array(rows, dtype=np.int64), np.array(columns, dtype=np.int64))
+    return csr_array((np.array(weights, dtype=np.float64), places), shape=(len(wanted), len(measured)))
 
 
 def _feature(profiles: Mapping[tuple[str, str], Solo], workload: str, card: str, name: str) -> float:

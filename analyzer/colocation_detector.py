@@ -282,18 +282,17 @@ def _finding(sharing: Sharing, stays: Sequence[_Stay], together: bool, context: 
 
 def _claim(sharing: Sharing, victim: Who, suspect: Who) -> str:
     worse = sharing.worse
-    card = f"a {worse.card}" if worse.card else "a card"
+    card = f"one {worse.card}" if worse.card else "one card"
     a, b = f"{victim[1]}/{victim[2]}", f"{suspect[1]}/{suspect[2]}"
     if not worse.fits:
         return f"{a} and {b} must not share {card}: {sharing.reason}"
-    slower = f"{a} would be {worse.slowdown - 1:.0%} slower ({worse.lower - 1:.0%} to {worse.upper - 1:.0%})"
-    if sharing.verdict is Verdict.HOLDS:
-        return f"{a} and {b} must not share {card}: {slower}; known because {worse.basis.value}"
-    if sharing.verdict is Verdict.SUSPECTED:
-        return f"{a} and {b} should probably not share {card}: {slower}; known because {worse.basis.value}"
-    if sharing.verdict is Verdict.NO_EFFECT:
-        return f"{a} and {b} may share {card}: at worst {slower}; known because {worse.basis.value}"
-    return f"whether {a} and {b} may share {card} cannot be told: {sharing.reason}"
+    if sharing.verdict is Verdict.CANNOT_TELL:
+        known = math.isfinite(worse.slowdown)
+        why = f"{a} would be {sharing.reason}" if known else f"it {sharing.reason}"
+        return f"whether {a} and {b} may share {card} cannot be told: {why}"
+    words = {Verdict.HOLDS: "must not", Verdict.SUSPECTED: "should probably not", Verdict.NO_EFFECT: "may"}
+    most = "at worst " if sharing.verdict is Verdict.NO_EFFECT else ""
+    return f"{a} and {b} {words[sharing.verdict]} share {card}: {most}{a} would be {sharing.reason}"
 
 
 def _risk(basis: Basis) -> str:

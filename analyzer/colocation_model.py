@@ -53,11 +53,19 @@ class Effects:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Directed pairs whose effect is wanted: items and covariates (pairs, covariates)."""
+    """Directed pairs whose effect is wanted.
+
+    Attributes:
+        victim: item of each victim.
+        suspect: item of each suspect.
+        covariates: (pairs, covariates).
+        measured: (pairs, effects), the weight of each measured effect of the very pair, rows summing to 1 or empty.
+    """
 
     victim: Ints
     suspect: Ints
     covariates: Floats
+    measured: csr_array
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +87,9 @@ def complete(
     seed: int = 0,
     rank: int = RANK,
 ) -> Floats:
-    """Return draws of the true log slow-down of each wanted pair, without noise: shape (sweeps - burn_in, pairs).
+    """Return draws of the log slow-down of each wanted pair: shape (sweeps - burn_in, pairs).
+
+    Of a pair that was measured it is the effect behind the measurement; of others the expected one.
 
     Args:
         seen: what was measured; may be empty.
@@ -93,11 +103,12 @@ def complete(
     """
     sampler = _Sampler(seen, side, prior, rank, np.random.default_rng(seed))
     draws = np.empty((sweeps - burn_in, wanted.victim.size))
+    direct = np.diff(wanted.measured.indptr) > 0
     for sweep in range(sweeps):
         sampler.sweep()
         if sweep >= burn_in:
-            base = wanted.covariates @ sampler.weights
-            draws[sweep - burn_in] = base + sampler.between(wanted.victim, wanted.suspect)
+            expected = wanted.covariates @ sampler.weights + sampler.between(wanted.victim, wanted.suspect)
+            draws[sweep - burn_in] = np.where(direct, wanted.measured @ sampler.y, expected)
     return draws
 
 

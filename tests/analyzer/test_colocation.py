@@ -81,6 +81,7 @@ def test_an_inexact_measurement_counts_for_less() -> None:
     vague = [*base, *[MeasuredPair("c", "b", CARD, 3.0, error=2.0)] * 3]
     (told_sure,) = predict([], sure, [("c", "b", CARD)], limit=LIMIT)
     (told_vague,) = predict([], vague, [("c", "b", CARD)], limit=LIMIT)
+    assert told_sure.slowdown == pytest.approx(3.0)
     assert told_sure.slowdown > told_vague.slowdown
     assert told_vague.upper / told_vague.lower > told_sure.upper / told_sure.lower
 
@@ -143,7 +144,8 @@ def test_verdicts(
 ) -> None:
     one, other = forecast("a", "b", there), forecast("b", "a", back)
     assert share(one, other, LIMIT).verdict is verdict
-    assert share(other, one, LIMIT).worse == one
+    decides = other if back[2] > there[2] and verdict is Verdict.CANNOT_TELL else one
+    assert share(other, one, LIMIT).worse == share(one, other, LIMIT).worse == decides
     assert share(other, one, LIMIT).verdict is verdict
 
 
@@ -258,11 +260,11 @@ def test_a_measured_pair_that_costs_too_much_must_not_share(make_node: MakeNode)
     (pair,) = [f for f in found if {s.workload for s in f.subjects} == {"a", "b"}]
     assert pair.verdict is Verdict.HOLDS
     assert pair.effect is not None
-    assert pair.effect.value == pytest.approx(0.9, abs=0.25)
+    assert pair.effect.value == pytest.approx(0.9, abs=0.05)
     assert pair.effect.lower > 0.25
     assert pair.evidence["rests_on"] == Basis.MEASURED.value
     assert pair.evidence["met"] is True
-    assert "must not share a A100" in pair.claim
+    assert "must not share one A100" in pair.claim
 
 
 @pytest.mark.parametrize("verdict", [Verdict.CANNOT_TELL, Verdict.NO_EFFECT])
