@@ -81,7 +81,7 @@ def _own(settings: MappingSettings) -> Iterator[ExporterMapping]:
         uuid=_UUIDS,
         index=("gpu",),
         model=("modelName",),
-        node=("node",),
+        node=("node", "Hostname", "hostname", "kubernetes_node"),
         metric=(metric,),
     )
 

@@ -69,6 +69,15 @@ def test_a_metric_of_ones_own_takes_effect(
     assert cycles.frame("gpu").loc["GPU-0", field] == pytest.approx(value)
 
 
+@pytest.mark.parametrize("label", ["node", "Hostname", "hostname", "kubernetes_node"])
+def test_a_metric_of_ones_own_leaves_its_card_on_the_node_that_is_named(
+    cycles_with: Callable[..., Cycles], label: str
+) -> None:
+    cycles = cycles_with(mappings=(MappingSettings(metric="m", measurement="gpu", field="power_watts"),))
+    cycles.poll(f'm{{UUID="GPU-0",{label}="gpu-node-1"}} 300\n', node="")
+    assert cycles.frame("gpu").loc["GPU-0", "node"] == "gpu-node-1"
+
+
 def test_a_containers_own_metric_sits_on_its_slice(cycles_with: Callable[..., Cycles]) -> None:
     mapping = MappingSettings(
         metric="share", measurement="slice", field="busy_ratio", unit="percent", subject="container"
