@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
@@ -30,6 +31,8 @@ def describe_cards(book: FactBook, cards: Sequence[Card], registry: Registry, no
     cluster = Subject("cluster", context.cluster)
     if cards:
         book.tell(cluster, "interval_seconds", f"{context.interval_seconds:g}", now)
+        # Activity times the peak of a data sheet, wherever it stands: told once, and not of each slice.
+        book.tell(cluster, "provenance:flops_per_second", "estimated", now, "estimated")
     for card in cards:
         book.settle_card(card, now)
         subject = book.card_subject(card)
@@ -73,8 +76,9 @@ def _model_facts(card: Card) -> dict[str, str]:
 def origins_of(registry: Registry, row: int) -> Words:
     """Return which exporters give the values of a row, and over how long each value is a mean.
 
-    `sample_window` is that of all fields but those that have a `sample_window:<field>` of their own: seconds, `0` for
-    a point, `cycle`, `unknown`. What is the growth of a counter is a mean over the cycle, and not listed.
+    `sample_window` is seconds, `0` for a point, `cycle` or `unknown`, and after it the fields that differ, such as
+    `0; 1: power_watts; 30: dram_active_ratio, sm_active_ratio`: one fact for all fields, as each card has it. What is
+    the growth of a counter is a mean over the cycle, and not listed.
     """
     known = registry.origin_words.get(row)
     if known is None:
@@ -85,12 +89,15 @@ def origins_of(registry: Registry, row: int) -> Words:
 def _origin_words(said: Mapping[str, Origin]) -> Words:
     if not said:
         return {}
-    windows = {name: origin.window for name, origin in said.items()}
-    words: Words = {"source": (",".join(sorted({origin.exporter for origin in said.values()})), "measured")}
-    plain = "0" if "0" in windows.values() else "unknown"
-    words["sample_window"] = (plain, "estimated")
-    words |= {f"sample_window:{name}": (window, "estimated") for name, window in windows.items() if window != plain}
-    return words
+    fields: dict[str, list[str]] = {}
+    for name, origin in said.items():
+        fields.setdefault(origin.window, []).append(name)
+    plain = "0" if "0" in fields else "unknown"
+    others = [f"{window}: {', '.join(sorted(names))}" for window, names in sorted(fields.items()) if window != plain]
+    return {
+        "source": (",".join(sorted({origin.exporter for origin in said.values()})), "measured"),
+        "sample_window": (sys.intern("; ".join([plain, *others])), "estimated"),
+    }
 
 
 def learn_memory(book: FactBook, cards: Sequence[Card], numbers: Numbers) -> None:
@@ -135,7 +142,8 @@ def describe_slices(
         values |= _owner(book, share, kube)
         if kube is not None and share.workload not in (NOBODY, UNKNOWN) and not share.waiting:
             book.promise(share.tenant, share.workload, kube, now)
-        values |= origins_of(registry, share.base)
+        if share.base != share.card.row:  # else its values are the card's, and so is what is told of them
+            values |= origins_of(registry, share.base)
         values |= _provenance(share)
         quantity = book.quantity_of(subject)
         if quantity is not None and share.servers:
@@ -184,15 +192,12 @@ def _owner(book: FactBook, share: SliceRow, kube: KubeState | None) -> Words:
 
 
 def _provenance(share: SliceRow) -> Words:
-    """Return which numbers of a slice are no measurement of it; `provenance` itself is that of all others."""
-    measured = share.base != NOWHERE
-    values: Words = {"provenance": (("measured", "measured") if measured else ("unknown", "unknown"))}
+    """Return which numbers of a slice are no measurement of it; where nothing is told they are measured."""
+    values: Words = {} if share.base != NOWHERE else {"provenance": ("unknown", "unknown")}
     part = instance_share(share.card, share.instance) if share.kind == "mig" else None
     if part is not None and part.estimated:
         for name in _CONVERTED:
             values[f"provenance:{name}"] = ("estimated", "estimated")
-    if measured and share.kind in ("mig", "whole") and gpu_model(share.card.model or "?") is not None:
-        values["provenance:flops_per_second"] = ("estimated", "estimated")
     return values
 
 

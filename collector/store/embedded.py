@@ -104,23 +104,19 @@ class EmbeddedStore(RowReader):
         starts: dict[str, int] = {}
         with self._write_lock:
             self._require_same_file()
-            try:
-                with catalogue.failures(self._folder, "write to"), catalogue.transaction(self._writer):
-                    spans.check_simulated(self._writer, clusters, batch.facts)
-                    for name, (described, payload) in encoded.items():
-                        rows = tables[name].num_rows
-                        starts[name] = first = catalogue.take_seq(self._writer, rows)
-                        self._writer.execute(
-                            "INSERT INTO hot VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                            (first, first + rows - 1, name, *described[:2], rows, described[2], now, payload),
-                        )
-                        mark_dirty(self._writer, name, tables[name], first + rows - 1)
-                    self._facts.apply(batch.facts)
-                    spans.write_events(self._writer, batch.events)
-                    spans.write_rejects(self._writer, batch.rejects)
-            except BaseException:
-                self._facts.forget()
-                raise
+            with catalogue.failures(self._folder, "write to"), catalogue.transaction(self._writer):
+                spans.check_simulated(self._writer, clusters, batch.facts)
+                for name, (described, payload) in encoded.items():
+                    rows = tables[name].num_rows
+                    starts[name] = first = catalogue.take_seq(self._writer, rows)
+                    self._writer.execute(
+                        "INSERT INTO hot VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                        (first, first + rows - 1, name, *described[:2], rows, described[2], now, payload),
+                    )
+                    mark_dirty(self._writer, name, tables[name], first + rows - 1)
+                self._facts.apply(batch.facts)
+                spans.write_events(self._writer, batch.events)
+                spans.write_rejects(self._writer, batch.rejects)
             self._count_unsealed(tables)
         if self._is_read:
             with self._read_lock:

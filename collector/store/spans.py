@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 
 import pandas as pd
 
 from collector.batch import Event, Fact, Reject, Subject
-from collector.clock import from_ms, to_ms
+from collector.clock import to_ms
 from collector.errors import ConfigurationError
 from collector.store.catalogue import take_seq
 from collector.window import Window
@@ -19,12 +18,16 @@ FACT_COLUMNS = (*SUBJECT_COLUMNS, "name", "value", "from", "to", "provenance")
 EVENT_COLUMNS = ("time", *SUBJECT_COLUMNS, "code", "severity", "message")
 REJECT_COLUMNS = ("time", *SUBJECT_COLUMNS, "field", "reason", "count")
 
-_Key = tuple[Subject, str]
-_Open = tuple[datetime, str, str]  # from, value, provenance
 _SELECT_FACTS = "SELECT kind, cluster, node, gpu, slice, object, name, value, t_from, t_to, provenance FROM fact"
 _SELECT_EVENTS = "SELECT time, kind, cluster, node, gpu, slice, object, code, severity, message FROM event"
 _SELECT_REJECTS = "SELECT time, kind, cluster, node, gpu, slice, object, field, reason, count FROM reject"
-_SAME_FACT = "kind=? AND cluster=? AND node=? AND gpu=? AND slice=? AND object=? AND name=?"
+_SPANS = (
+    "SELECT id, t_from, t_to, value, provenance FROM fact"
+    " WHERE kind=? AND cluster=? AND node=? AND gpu=? AND slice=? AND object=? AND name=?"
+)
+_NEWEST = f"{_SPANS} AND (t_to IS NULL OR t_to > t_from) ORDER BY t_from DESC LIMIT 1"
+_COVERING = f"{_SPANS} AND t_from <= ? AND (t_to IS NULL OR t_to > ?) ORDER BY t_from DESC LIMIT 1"
+_FOLLOWING = f"{_SPANS} AND t_from > ? AND (t_to IS NULL OR t_to > t_from) ORDER BY t_from LIMIT 1"
 
 
 def _parts(subject: Subject) -> tuple[str, ...]:
@@ -32,83 +35,70 @@ def _parts(subject: Subject) -> tuple[str, ...]:
 
 
 class FactWriter:
-    """Applies observations inside the caller's transaction; remembers open spans, so that a repeat costs nothing."""
+    """Applies observations inside the caller's transaction, and keeps nothing in memory after it.
+
+    Nearly all observations are the newest of their subject and name: those cost one look-up, and are written many at
+    once. Late ones, and a second one of the same name in a batch, go one by one.
+    """
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
-        self._open: dict[_Key, _Open] = {}
-        self._version: int | None = None
-
-    def forget(self) -> None:
-        """Drop what is remembered (after a rollback)."""
-        self._version = None
+        self._ends: list[tuple[int, int]] = []  # id of a span and its end (ms), to be written with the next flush
+        self._adds: list[tuple[object, ...]] = []
 
     def apply(self, facts: Iterable[Fact]) -> None:
         """Keep the observations; late ones split or extend the spans they fall into."""
-        version = int(self._db.execute("PRAGMA data_version").fetchone()[0])
-        if version != self._version:  # another connection has written since
-            self._open = self._read_open()
-            self._version = version
+        self._ends, self._adds = [], []  # what a rolled back transaction left
+        waiting: set[tuple[str, ...]] = set()
         for fact in facts:
-            span = self._open.get((fact.subject, fact.name))
-            if span is not None and span[1] == fact.value and span[0] <= fact.at and (span[2] == fact.provenance):
-                continue
-            self._observe(fact)
+            who = (*_parts(fact.subject), fact.name)
+            if who in waiting:
+                self._flush()
+                waiting.clear()
+            waiting.add(who)
+            self._observe(fact, who)
+        self._flush()
 
-    def _read_open(self) -> dict[_Key, _Open]:
-        rows = self._db.execute(
-            "SELECT kind, cluster, node, gpu, slice, object, name, t_from, value, provenance FROM fact"
-            " WHERE t_to IS NULL"
-        )
-        return {(Subject(*row[:6]), row[6]): (from_ms(row[7]), row[8], row[9]) for row in rows}
-
-    def _observe(self, fact: Fact) -> None:
-        who = (*_parts(fact.subject), fact.name)
+    def _observe(self, fact: Fact, who: tuple[str, ...]) -> None:
         at = to_ms(fact.at)
-        covering = self._db.execute(
-            f"SELECT id, t_from, t_to, value, provenance FROM fact WHERE {_SAME_FACT}"  # noqa: S608 - constant text
-            " AND t_from <= ? AND (t_to IS NULL OR t_to > ?) ORDER BY t_from DESC LIMIT 1",
-            (*who, at, at),
-        ).fetchone()
-        if covering is None:
-            self._observe_outside(fact, who, at)
-        elif (covering[3], covering[4]) != (fact.value, fact.provenance):
-            span_id, _, t_to = covering[:3]
-            # Where both are the same instant the span is withdrawn, unless the new value takes its place.
-            self._end(span_id, at)
-            if t_to is None:
-                self._open.pop((fact.subject, fact.name), None)
-            self._add(fact, who, at, t_to)
-
-    def _observe_outside(self, fact: Fact, who: tuple[str, ...], at: int) -> None:
-        if fact.value is None:
-            return
-        following = self._db.execute(
-            f"SELECT id, t_from, t_to, value, provenance FROM fact WHERE {_SAME_FACT}"  # noqa: S608 - constant text
-            " AND t_from > ? AND (t_to IS NULL OR t_to > t_from) ORDER BY t_from LIMIT 1",
-            (*who, at),
-        ).fetchone()
-        if following is None:
+        newest = self._db.execute(_NEWEST, who).fetchone()
+        if newest is None or newest[1] <= at:
+            covering = newest if newest is not None and (newest[2] is None or newest[2] > at) else None
+            following = None
+        else:
+            covering = self._db.execute(_COVERING, (*who, at, at)).fetchone()
+            following = self._db.execute(_FOLLOWING, (*who, at)).fetchone() if covering is None else None
+        if covering is not None:
+            if (covering[3], covering[4]) != (fact.value, fact.provenance):
+                # Where both are the same instant the span is withdrawn, unless the new value takes its place.
+                self._ends.append((covering[0], at))
+                self._add(fact, who, at, covering[2])
+        elif fact.value is None or following is None:
             self._add(fact, who, at, None)
         elif (following[3], following[4]) == (fact.value, fact.provenance):
-            self._end(following[0], following[1])  # its start is part of its name: withdrawn, and told anew
+            self._ends.append((following[0], following[1]))  # its start is part of its name: withdrawn, and told anew
             self._add(fact, who, at, following[2])
         else:
             self._add(fact, who, at, following[1])
 
-    def _end(self, span_id: int, t_to: int) -> None:
-        self._db.execute("UPDATE fact SET t_to = ?, seq = ? WHERE id = ?", (t_to, take_seq(self._db, 1), span_id))
-
     def _add(self, fact: Fact, who: tuple[str, ...], t_from: int, t_to: int | None) -> None:
-        if fact.value is None:
+        if fact.value is not None:
+            self._adds.append((*who, fact.value, t_from, t_to, fact.provenance))
+
+    def _flush(self) -> None:
+        """Write what waits: ends first, since a span of the same start replaces the one that is withdrawn."""
+        count = len(self._ends) + len(self._adds)
+        if not count:
             return
-        self._db.execute(
+        first = take_seq(self._db, count)
+        ends = [(t_to, seq, span_id) for seq, (span_id, t_to) in enumerate(self._ends, first)]
+        self._db.executemany("UPDATE fact SET t_to = ?, seq = ? WHERE id = ?", ends)
+        self._db.executemany(
             "REPLACE INTO fact (kind, cluster, node, gpu, slice, object, name, value, t_from, t_to, provenance, seq)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (*who, fact.value, t_from, t_to, fact.provenance, take_seq(self._db, 1)),
+            ((*row, seq) for seq, row in enumerate(self._adds, first + len(ends))),
         )
-        if t_to is None:
-            self._open[fact.subject, fact.name] = (fact.at, fact.value, fact.provenance)
+        self._ends, self._adds = [], []
 
 
 def check_simulated(db: sqlite3.Connection, clusters: Iterable[str], facts: Iterable[Fact]) -> None:

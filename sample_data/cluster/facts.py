@@ -71,7 +71,9 @@ class FactTeller:
     def _all(self) -> Iterator[_Entry]:
         world, spec = self._world, self._world.spec
 
-        yield from _tell(Subject("cluster", spec.name), interval_seconds=f"{STEP_SECONDS:g}", simulated="true")
+        whole = Subject("cluster", spec.name)
+        yield from _tell(whole, interval_seconds=f"{STEP_SECONDS:g}", simulated="true")
+        yield (whole, "provenance:flops_per_second"), ("estimated", "estimated")
         for c, card in enumerate(spec.cards):
             subject = Subject("gpu", spec.name, card.node, card.uuid)
             model = gpu_model(card.hardware.name)
@@ -122,8 +124,6 @@ class FactTeller:
                 continue
             subject = Subject("slice", spec.name, card.node, card.uuid, world.slice_id(i))
             yield from _tell(subject, "estimated" if s.kind == "timeslice" else "measured", kind=s.kind)
-            if s.kind in ("mig", "whole"):
-                yield (subject, "provenance:flops_per_second"), ("estimated", "estimated")
             if s.profile:
                 yield from _tell(subject, profile=s.profile)
             share, memory = self._quotas[i].tolist()
