@@ -170,6 +170,12 @@ class Telling:
         return Conclusion(self.findings, [Withheld("TT101", *row, reason="too short") for row in nodes])
 
 
+class Reading(Telling):
+    """Rests on what others found."""
+
+    reads = ("TT101",)
+
+
 def claim(code: str, name: str, effect: float | None, verdict: Verdict = Verdict.HOLDS) -> Finding:
     return make_finding(
         code,
@@ -233,6 +239,17 @@ def test_larger_effects_come_first_and_what_was_not_asked_for_is_left_out() -> N
     assert telling.context.forecasts.empty
     assert not found.simulated
     assert math.isclose(telling.context.window.length / timedelta(minutes=1), 3.0)
+
+
+def test_a_detector_that_reads_others_comes_after_them() -> None:
+    store = FrameStore.of_batches([slice_rows(slice_target("a"), range(3), busy_ratio=0.1)])
+    teller, reader = Telling(claim("TT101", "read", 0.2), claim("TT301", "not read", 0.2)), Reading()
+    detectors: dict[str, Detector] = {"a-reader": reader, "teller": teller}
+    run_analysis(store, Window(at(0), at(3)), interval_seconds=60.0, settings=AnalyzeSettings(), detectors=detectors)
+    assert reader.context is not None
+    assert [f.claim for f in reader.context.findings] == ["read"]
+    assert teller.context is not None
+    assert teller.context.findings == ()
 
 
 def test_what_is_withheld_is_told_in_the_order_of_places() -> None:
