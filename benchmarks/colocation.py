@@ -2,8 +2,8 @@
 
 Data: `colocation/pairs_gavel.csv.gz` of the shared data (Gavel's 26 training jobs in pairs on K80 and P100); without
 it the subject says so and measures nothing. Ten random draws of which pairs are known; the rest is predicted. Peer, on
-the same draws: an additive model (ridge regression on who suffers and who does it). The predictor was developed on
-seeds 1000 to 1019; the draws below were not looked at while it was.
+the same draws: an additive model (ridge regression on who suffers and who does it). The predictor was
+tuned on seeds 1000 to 1019 and on made-up matrices; no choice was made by the draws below.
 """
 
 from __future__ import annotations
