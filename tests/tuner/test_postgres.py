@@ -38,22 +38,22 @@ from tuner.state import (
 from tuner.state.tables import Base
 
 URL = os.environ.get("TRIMTAB_TEST_DATABASE", "")
-pytestmark = [
-    pytest.mark.skipif(not URL, reason="needs a PostgreSQL database (set TRIMTAB_TEST_DATABASE)"),
-    pytest.mark.xdist_group("postgres"),  # one database: each test empties it
-]
+pytestmark = pytest.mark.skipif(not URL, reason="needs a PostgreSQL database (set TRIMTAB_TEST_DATABASE)")
+_TURN = 4021  # of the advisory lock: each test empties the one database, tests of other processes wait
 
 
 @pytest.fixture
 def postgres() -> Iterator[State]:
     engine = create_engine(URL)
-    with engine.begin() as connection:
-        connection.execute(text("DROP SCHEMA public CASCADE"))
-        connection.execute(text("CREATE SCHEMA public"))
+    with engine.connect() as turn:
+        turn.execute(text(f"SELECT pg_advisory_lock({_TURN})"))
+        with engine.begin() as connection:
+            connection.execute(text("DROP SCHEMA public CASCADE"))
+            connection.execute(text("CREATE SCHEMA public"))
+        opened = open_state(StateSettings(url=URL))
+        yield opened
+        opened.close()
     engine.dispose()
-    opened = open_state(StateSettings(url=URL))
-    yield opened
-    opened.close()
 
 
 def save(state: State, count: int) -> list[str]:
