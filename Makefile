@@ -35,7 +35,7 @@ servers:
 	@.ci/servers
 
 test: $(VENV)/.installed
-	$(if $(SERVERS),TRIMTAB_REQUIRE_SERVERS=1 )$(BIN)/python -m pytest -n 2 --dist loadgroup --cov --cov-report=term $(PYTEST_ARGS)
+	$(if $(SERVERS),TRIMTAB_REQUIRE_SERVERS=1 )$(BIN)/python -m pytest -n 2 --cov --cov-report=term $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

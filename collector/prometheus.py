@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
-from typing import Any
 from urllib.parse import urlsplit
 
 from collector.assemble import Assembler, Scrape
@@ -136,14 +135,6 @@ class PrometheusSource:
         """
         known = set(self.assembler.metric_names)
         return tuple(name for name in self._api.names(start, end) if name in known)
-
-    def export_state(self) -> dict[str, Any]:
-        """Return what a later start needs to go on."""
-        return self.assembler.export_state()
-
-    def import_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `export_state` returned."""
-        self.assembler.import_state(state)
 
     def close(self) -> None:
         """Close the connection."""

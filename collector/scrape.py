@@ -6,11 +6,10 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
 
 from collector.assemble import Assembler, Scrape
 from collector.batch import Batch, Severity
@@ -159,14 +158,6 @@ class ScrapeSource:
             targets=tuple(mask_address(url) for url in self._targets()),
             interval_seconds=self._interval_ms / 1000.0,
         )
-
-    def export_state(self) -> dict[str, Any]:
-        """Return what a later start needs to go on."""
-        return self.assembler.export_state()
-
-    def import_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `export_state` returned."""
-        self.assembler.import_state(state)
 
     def close(self) -> None:
         """Release threads and connections; a question under way is left."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from functools import partial
-from typing import Any
 
 from pydantic import Field
 
@@ -111,14 +110,6 @@ class KubernetesSource:
     def describe(self) -> SourceDescription:
         """Say what this source is."""
         return SourceDescription("kubernetes", self._name, (self._api.address,), self._context.interval_seconds)
-
-    def export_state(self) -> dict[str, Any]:
-        """Return what a later start needs to go on."""
-        return self.assembler.export_state()
-
-    def import_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `export_state` returned."""
-        self.assembler.import_state(state)
 
     def close(self) -> None:
         """Release connections."""

@@ -8,10 +8,9 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any
 
 from pydantic import Field
 
@@ -96,14 +95,6 @@ class SlurmSource:
     def describe(self) -> SourceDescription:
         """Say what this source is."""
         return SourceDescription("slurm", self._name, (self._target.url,), self._context.interval_seconds)
-
-    def export_state(self) -> dict[str, Any]:
-        """Return what a later start needs to go on."""
-        return self.assembler.export_state()
-
-    def import_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `export_state` returned."""
-        self.assembler.import_state(state)
 
 
 def _words(option: str, command: str) -> list[str]:

@@ -345,7 +345,7 @@ def test_the_state_is_plain_json(exporters: Exporters) -> None:
     exporters.answers["/metrics"] = (200, TEXT + "5\n")
     source = source_of(exporters, "/metrics")
     source.poll(START)
-    state: Mapping[str, Any] = source.export_state()
+    state: Mapping[str, Any] = source.assembler.export_state()
     assert state["targets"] == {exporters.url + "/metrics": True}
     assert list(state["counters"].values()) == [[5.0, START.replace(second=0).timestamp() * 1000]]
     source.close()

@@ -132,7 +132,7 @@ def test_a_poll_takes_the_newest_sample_of_each_series_and_its_age(server: Prome
     assert source.discover() == ("DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION")
     described = source.describe()
     assert (described.name, described.targets) == ("main", (server.url,))
-    source.import_state(source.export_state())
+    source.assembler.import_state(source.assembler.export_state())
     source.close()
 
 
