@@ -22,6 +22,7 @@ from analyzer.forecast import LoadForecaster, backtest
 from analyzer.forecast.features import FloatArray
 from analyzer.forecast.forecaster import SHORT
 from analyzer.protocols import Conclusion, Context, Needs, Partition, Withheld
+from analyzer.runs import run_starts
 from analyzer.settings import AnalyzeSettings
 from collector.schema import NOBODY
 
@@ -103,7 +104,7 @@ class ForecastRiskDetector:
         told: list[_Told] = []
         about: list[tuple[object, ...]] = []
         keys = rows[_KEY].to_numpy(dtype=object)
-        starts = np.flatnonzero(np.r_[True, (keys[1:] != keys[:-1]).any(axis=1)])
+        starts = run_starts(*keys.T)
         for first, end in zip(starts, [*starts[1:], len(rows)], strict=True):
             own = slice(first, end)
             cluster, node, gpu, slice_id = (str(part) for part in keys[first])
@@ -142,7 +143,7 @@ class ForecastRiskDetector:
             return _withhold(f"coverage {coverage:.0%} is below the floor {floor:.0%}", coverage)
         step_ms = round(step_seconds * 1000)
         steps = times_ms[known] // step_ms
-        first = np.flatnonzero(np.r_[True, steps[1:] != steps[:-1]])
+        first = run_starts(steps)
         return _Told(steps[first] * step_ms, np.maximum.reduceat(memory_bytes[known], first), coverage)
 
     def conclude(self, measures: pd.DataFrame, context: Context) -> Conclusion:

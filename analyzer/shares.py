@@ -194,7 +194,7 @@ class Card:
         The sum over holdings is at most 1.
         """
         own = np.where(self.alive & self.measured, self._own_use(), np.nan)
-        busy = np.where(self.alive & ~self.measured, self._weights(), np.nan)
+        busy = np.where(self.alive & ~self.measured, self._busy_weights, np.nan)
         used = self._divided(own, busy)
         if not self.measured.all():
             used = self._divided(own, self._learnt(own, busy, used))
@@ -212,6 +212,8 @@ class Card:
         alive = self.alive[:, mine]
         guess = np.where(alive, first_guess[:, mine], 0.0)
         loads = [np.where(alive, load[:, mine], 0.0) for load in (first_known([self._work(), busy]), busy)]
+        if np.array_equal(*loads, equal_nan=True):  # nobody counts work
+            loads.pop()
         learnt = [found for load in loads if (found := learn_use(rest, load, guess)) is not None]
         weights = busy.copy()
         if learnt:
@@ -230,7 +232,7 @@ class Card:
         """Return the card's activity that no holding accounts for, (T,): only where nobody's processes were seen."""
         if self.mig or (self.measured & self.alive).any():
             return np.zeros(self.intervals)
-        total = np.nansum(np.where(self.alive, self._weights(), 0.0), axis=1)
+        total = np.nansum(np.where(self.alive, self._busy_weights, 0.0), axis=1)
         return np.where((total > 0) | np.isnan(self.activity), 0.0, self.activity)
 
     @cached_property
@@ -254,7 +256,8 @@ class Card:
                 own[:, j] = np.where(np.isnan(own[:, j]), busy[:, j] * self.quota[:, j], own[:, j])
         return _bridged(np.clip(own, 0.0, 1.0), self.alive)
 
-    def _weights(self) -> Matrix:
+    @cached_property
+    def _busy_weights(self) -> Matrix:
         busy = _bridged(np.clip(self.of_slices("busy_ratio"), 0.0, 1.0), self.alive)
         mps = np.array([h.kind == "mps" for h in self.holdings], dtype=bool)
         return busy_weight(busy, self.quota, mps)

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.protocols import Partition
+from analyzer.runs import run_starts
 from analyzer.shares import Card, Vector, cards
 
 # A card whose SM count nobody tells is counted as one with so many, and listed as assumed.
@@ -63,7 +64,7 @@ def sm_count_of(card: Card) -> float:
 def hour_bins(card: Card) -> tuple[np.ndarray, np.ndarray]:
     """Return the index of each hour's first interval, and the hours' starts in milliseconds since the epoch."""
     hours = card.times_ms() // HOUR_MS
-    first = np.flatnonzero(np.r_[True, hours[1:] != hours[:-1]])
+    first = run_starts(hours)
     return first, hours[first] * HOUR_MS
 
 

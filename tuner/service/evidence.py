@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from analyzer.runs import run_starts
 from collector.protocols import StoreReader
 from collector.schema import NOBODY
 from collector.window import Window
 from tuner.guards import domain_of
 from tuner.model import Group, Target
 from tuner.planner.views import SHARE_KNOB
-from tuner.service.live import group_starts
 from tuner.verify import Evidence, Measured
 
 _FIELDS = (
@@ -107,7 +107,7 @@ def _measured(rows: pd.DataFrame, interval_seconds: float) -> dict[Target, tuple
         return {}
     key = [rows[name].to_numpy(dtype=object) for name in _KEY]
     tenants = rows["tenant"].to_numpy(dtype=object)
-    starts = group_starts(key)
+    starts = run_starts(*key)
     rate, within, tail, steps, pace = (rows[name].to_numpy(np.float64) for name in _FIELDS)
     judged = ~np.isnan(rate) & ~np.isnan(within)
     paced = (steps > 0) & (pace > 0)

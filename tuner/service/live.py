@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from analyzer.attribution import attribute, busy_weight, first_known
+from analyzer.runs import run_starts
 from collector.protocols import StoreReader
 from collector.window import Window
 from tuner.model import Target
@@ -91,7 +92,7 @@ def holdings_of(
     if rows.empty:
         return []
     tags = [rows[name].to_numpy(dtype=object) for name in _TAGS]
-    starts = group_starts(tags)
+    starts = run_starts(*tags)
     sizes = np.diff(np.append(starts, len(rows)))
     holders = [tuple(str(column[i]) for column in tags) for i in starts]
     targets = [Target("slice", *holder[:4]) for holder in holders]
@@ -143,15 +144,6 @@ def in_steps(
         start = window.start + number * step
         own, whole = (p.get(number, f.iloc[:0]) for p, f in zip(by_step, (rows, cards), strict=True))
         yield Window(start, start + step), own, whole
-
-
-def group_starts(tags: list[npt.NDArray[np.object_]]) -> npt.NDArray[np.intp]:
-    """Return where a new run of equal tags begins: rows come sorted by key, then time."""
-    changed = np.zeros(len(tags[0]), dtype=bool)
-    changed[0] = True
-    for column in tags:
-        changed[1:] |= column[1:] != column[:-1]
-    return np.flatnonzero(changed)
 
 
 def _moments(
