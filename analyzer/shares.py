@@ -211,9 +211,9 @@ class Card:
         rest = np.clip(self.activity - np.nansum(own, axis=1), 0.0, 1.0)
         alive = self.alive[:, mine]
         guess = np.where(alive, first_guess[:, mine], 0.0)
-        loads = [np.where(alive, load[:, mine], 0.0) for load in (first_known([self._work(), busy]), busy)]
-        if np.array_equal(*loads, equal_nan=True):  # nobody counts work
-            loads.pop()
+        by_busy, by_work = (np.where(alive, load[:, mine], 0.0) for load in (busy, first_known([self._work(), busy])))
+        counts_work = not np.array_equal(by_work, by_busy, equal_nan=True)
+        loads = [by_work, by_busy] if counts_work else [by_busy]
         learnt = [found for load in loads if (found := learn_use(rest, load, guess)) is not None]
         weights = busy.copy()
         if learnt:
