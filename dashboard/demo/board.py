@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 
+from analyzer.findings import Finding
 from dashboard.cli.output import print_table, say, say_origin
 from dashboard.demo.runs import DemoResult
 from dashboard.views.names import card_names, named
@@ -57,12 +60,23 @@ def _print_score(result: DemoResult) -> None:
 def _print_findings(result: DemoResult) -> None:
     found = [f for f in result.analysis.findings if f.verdict.value in {"holds", "suspected"}]
     names = card_names(result.analysis.facts)
-    rows = [(f.code, f.verdict.value, f"{f.confidence:.2f}", named(f.claim, names)) for f in found[:_MOST_FINDINGS]]
-    more = f"; the first {_MOST_FINDINGS}, `trimtab analyze` lists all" if len(found) > _MOST_FINDINGS else ""
+    shown = some_of_each_code(found, _MOST_FINDINGS)
+    rows = [(f.code, f.verdict.value, f"{f.confidence:.2f}", named(f.claim, names)) for f in shown]
+    more = "; the worst of each code, `trimtab analyze` lists all" if len(found) > len(shown) else ""
     print_table(
         ("code", "verdict", ">confidence", "claim"), rows, title=f"{len(found)} findings of the tuned run{more}"
     )
     say("")
+
+
+def some_of_each_code(findings: Sequence[Finding], most: int) -> list[Finding]:
+    """Return at most so many findings in their order: the first of each code, then the second of each, and so on."""
+    seen: Counter[str] = Counter()
+    turns = []
+    for place, finding in enumerate(findings):
+        turns.append((seen[finding.code], place))
+        seen[finding.code] += 1
+    return [findings[place] for place in sorted(place for _, place in sorted(turns)[:most])]
 
 
 def _print_changes(result: DemoResult) -> None:

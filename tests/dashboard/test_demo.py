@@ -9,9 +9,11 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+from analyzer.findings import Finding, Role, SubjectRef, Verdict, make_finding
 from collector.clock import VirtualClock
+from collector.window import Window
 from dashboard.config import load_settings
-from dashboard.demo.board import _worst
+from dashboard.demo.board import _worst, some_of_each_code
 from dashboard.demo.runs import _write_config
 from dashboard.origin import SIMULATED
 from sample_data.cluster.cluster import SimulatedCluster
@@ -20,6 +22,32 @@ from sample_data.cluster.score import score
 from tests.dashboard.conftest import Ran
 from tuner.lease import Lease
 from tuner.state import open_state
+
+
+def _finding(code: str, gpu: str) -> Finding:
+    start = mixed(1).start
+    return make_finding(
+        code,
+        Verdict.HOLDS,
+        (SubjectRef(Role.SUBJECT, cluster="c", node="n", gpu=gpu),),
+        Window(start, start + timedelta(hours=1)),
+        claim="",
+        risk="",
+        confidence=1.0,
+        coverage=1.0,
+    )
+
+
+def test_a_code_with_many_findings_does_not_crowd_out_the_others() -> None:
+    found = [
+        _finding(code, f"g{n}") for code, count in (("TT101", 4), ("TT111", 9), ("TT604", 1)) for n in range(count)
+    ]
+    shown = [(f.code, f.subjects[0].gpu) for f in some_of_each_code(found, 6)]
+    assert shown == [
+        (code, f"g{n}")
+        for code, n in (("TT101", 0), ("TT101", 1), ("TT101", 2), ("TT111", 0), ("TT111", 1), ("TT604", 0))
+    ]
+    assert some_of_each_code(found, 99) == found
 
 
 def test_the_tables_and_what_is_left_behind(trimtab: Callable[..., Ran], elsewhere: Path) -> None:
