@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -11,9 +10,8 @@ from pathlib import Path
 from pydantic import Field
 
 from collector.assemble import Assembler, Scrape
-from collector.batch import Batch
-from collector.clock import grid_floor
 from collector.demand import SchedulerState
+from collector.gathering import GatheringSource
 from collector.plugins import SourceContext
 from collector.protocols import SourceDescription
 from collector.schedulers.options import read_options
@@ -61,7 +59,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-class PciSource:
+class PciSource(GatheringSource):
     """Counts this host's cards on the bus; a card that a virtual machine has is not counted here.
 
     Args:
@@ -81,10 +79,6 @@ class PciSource:
         self._target = TargetSettings(url=f"pci:{self._node}", node=self._node)
         self.assembler = Assembler(context)
 
-    def poll(self, now: datetime) -> Batch:
-        """Count once."""
-        return self.assembler.assemble(grid_floor(now, self._context.interval_seconds), self.gather(now))
-
     def gather(self, now: datetime) -> list[Scrape]:
         """Count once."""
         del now
@@ -92,11 +86,6 @@ class PciSource:
             return [Scrape(self._target, None, f"expected a PCI bus at {self._devices}, found none")]
         count = sum(not card.in_guest for card in pci_cards(self._devices))
         return [Scrape(self._target, None, demand=SchedulerState(cards={WHO: {self._node: float(count)}}))]
-
-    def backfill(self, start: datetime, end: datetime) -> Iterator[Batch]:
-        """Yield nothing: the bus has no past."""
-        del start, end
-        yield from ()
 
     def describe(self) -> SourceDescription:
         """Say what this source is."""

@@ -11,6 +11,7 @@ from collector.assemble import Assembler, Scrape
 from collector.batch import Batch
 from collector.clock import from_ms, grid_floor, to_ms
 from collector.errors import ConfigurationError
+from collector.gathering import GatheringSource
 from collector.masking import mask_address
 from collector.plugins import SourceContext
 from collector.prometheus_api import PrometheusApi, TooMuchError
@@ -27,7 +28,7 @@ _MOST_SAMPLES = 1_000_000
 _LONGEST_CHUNK = timedelta(hours=6)
 
 
-class PrometheusSource:
+class PrometheusSource(GatheringSource):
     """Reads from Prometheus what the mapping tables know of.
 
     Args:
@@ -54,14 +55,6 @@ class PrometheusSource:
         self._roster = Roster()
         self._names: tuple[str, ...] | None = None
         self._polls = 0
-
-    def poll(self, now: datetime) -> Batch:
-        """Make rows of the newest sample of each series, as `gather` reads them.
-
-        Raises:
-            UnreachableError: the server does not answer, or answers with an error.
-        """
-        return self.assembler.assemble(grid_floor(now, self._context.interval_seconds), self.gather(now))
 
     def gather(self, now: datetime) -> list[Scrape]:
         """Read the newest sample of each series; one older than two intervals is stale and counts as absent.

@@ -6,18 +6,19 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from collector.assemble import Assembler, Scrape
-from collector.batch import Batch, Severity
-from collector.clock import grid_floor, to_ms
+from collector.batch import Severity
+from collector.clock import to_ms
 from collector.discovery import Discovery
 from collector.errors import ConfigurationError, UnreachableError
 from collector.exposition import ExpositionParser
 from collector.fetch import HttpFetch
+from collector.gathering import GatheringSource
 from collector.masking import mask_address
 from collector.plugins import SourceContext
 from collector.protocols import SourceDescription
@@ -60,7 +61,7 @@ class _Running:
     asked_ms: int
 
 
-class ScrapeSource:
+class ScrapeSource(GatheringSource):
     """Scrapes exporters.
 
     Args:
@@ -103,10 +104,6 @@ class ScrapeSource:
         self.tally = Tally()
         self.assembler = Assembler(context)
 
-    def poll(self, now: datetime) -> Batch:
-        """Scrape all targets; rows stand on the cycle's grid. A target that does not answer is an event."""
-        return self.assembler.assemble(grid_floor(now, self._context.interval_seconds), self.gather(now))
-
     def gather(self, now: datetime) -> list[Scrape]:
         """Scrape the targets whose turn it is.
 
@@ -144,11 +141,6 @@ class ScrapeSource:
     def notices(self) -> list[tuple[str, Severity, str]]:
         """Return what discovery has to say since the last call: (code, severity, message)."""
         return self._discover.notices() if isinstance(self._discover, Discovery) else []
-
-    def backfill(self, start: datetime, end: datetime) -> Iterator[Batch]:
-        """Yield nothing: an exporter has no past."""
-        del start, end
-        yield from ()
 
     def describe(self) -> SourceDescription:
         """Say what this source is."""

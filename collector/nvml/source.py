@@ -11,9 +11,8 @@ from typing import Any
 import pynvml
 
 from collector.assemble import Assembler, Scrape
-from collector.batch import Batch
-from collector.clock import grid_floor
 from collector.errors import UnreachableError
+from collector.gathering import GatheringSource
 from collector.nvml.binding import Answer, DriverGoneError, Library, LostCardError, ask, ask_host
 from collector.nvml.body import Body, Labels, SeriesBook
 from collector.nvml.cards import Identity, identify, mig_is_on, mig_profile, read_card, read_memory, read_pcie_samples
@@ -29,7 +28,7 @@ from collector.settings import SourceSettings, TargetSettings
 _PATIENCE_SECONDS = 2.0
 
 
-class NvmlSource:
+class NvmlSource(GatheringSource):
     """Reads cards, MIG instances and processes of this host.
 
     Args:
@@ -54,14 +53,6 @@ class NvmlSource:
         self._turn = threading.Lock()
         self.assembler = Assembler(context)
 
-    def poll(self, now: datetime) -> Batch:
-        """Make rows of what the driver says now, as `gather` reads it.
-
-        Raises:
-            UnreachableError: there is no driver.
-        """
-        return self.assembler.assemble(grid_floor(now, self._context.interval_seconds), self.gather(now))
-
     def gather(self, now: datetime) -> list[Scrape]:  # noqa: ARG002  the driver knows only the present
         """Read all cards. A driver that was there before and is gone is a target that is down.
 
@@ -76,10 +67,6 @@ class NvmlSource:
             return [Scrape(self._target, None, str(error))]
         self._answered = True
         return [Scrape(self._target, body.exposition())]
-
-    def backfill(self, start: datetime, end: datetime) -> Iterator[Batch]:  # noqa: ARG002  it has no past
-        """Yield nothing: the driver keeps no past."""
-        return iter(())
 
     def describe(self) -> SourceDescription:
         """Say what this source is."""

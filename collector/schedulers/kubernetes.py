@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
 
 from pydantic import Field
 
 from collector.assemble import Assembler, Scrape
-from collector.batch import Batch
-from collector.clock import grid_floor
 from collector.demand import SchedulerState, merged_states
 from collector.errors import ConfigurationError, UnreachableError
+from collector.gathering import GatheringSource
 from collector.kube import KubeState
 from collector.plugins import SourceContext
 from collector.protocols import SourceDescription
@@ -52,7 +51,7 @@ class KubernetesOptions(Section):
     ca_file: str = Field("", description="certificates that the server's own is checked against")
 
 
-class KubernetesSource:
+class KubernetesSource(GatheringSource):
     """Lists what waits and what runs, by the API server's own word; it needs no kube-state-metrics.
 
     Args:
@@ -86,10 +85,6 @@ class KubernetesSource:
         self._target = TargetSettings(url=self._api.address)
         self.assembler = Assembler(context)
 
-    def poll(self, now: datetime) -> Batch:
-        """List everything once; a server that does not answer is an event."""
-        return self.assembler.assemble(grid_floor(now, self._context.interval_seconds), self.gather(now))
-
     def gather(self, now: datetime) -> list[Scrape]:
         """List everything once; what may not be listed is named, the rest is used."""
         del now
@@ -101,11 +96,6 @@ class KubernetesSource:
         if len(denied) == len(LISTS):
             return [Scrape(self._target, None, f"{self._api.address}: {next(iter(denied.values()))}")]
         return [Scrape(self._target, None, kube=kube, demand=demand, denied=denied)]
-
-    def backfill(self, start: datetime, end: datetime) -> Iterator[Batch]:
-        """Yield nothing: the API tells of now."""
-        del start, end
-        yield from ()
 
     def describe(self) -> SourceDescription:
         """Say what this source is."""

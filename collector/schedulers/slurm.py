@@ -8,17 +8,16 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 
 from pydantic import Field
 
 from collector.assemble import Assembler, Scrape
-from collector.batch import Batch
-from collector.clock import grid_floor
 from collector.demand import SchedulerState
 from collector.errors import ConfigurationError, UnreachableError
+from collector.gathering import GatheringSource
 from collector.plugins import SourceContext
 from collector.protocols import SourceDescription
 from collector.schedulers.options import read_options
@@ -45,7 +44,7 @@ class SlurmOptions(Section):
     )
 
 
-class SlurmSource:
+class SlurmSource(GatheringSource):
     """Runs `squeue` and `sinfo`, with a time limit, and reads what they print.
 
     Args:
@@ -67,10 +66,6 @@ class SlurmSource:
         self._target = TargetSettings(url=f"slurm:{options.squeue}")
         self.assembler = Assembler(context)
 
-    def poll(self, now: datetime) -> Batch:
-        """List jobs and nodes once; a command that fails is an event."""
-        return self.assembler.assemble(grid_floor(now, self._context.interval_seconds), self.gather(now))
-
     def gather(self, now: datetime) -> list[Scrape]:
         """List jobs and nodes once."""
         del now
@@ -86,11 +81,6 @@ class SlurmSource:
             except (UnreachableError, SlurmFormatError) as error:
                 denied["nodes"] = str(error)
         return [Scrape(self._target, None, demand=SchedulerState(asks=asks, cards={"Slurm": cards}), denied=denied)]
-
-    def backfill(self, start: datetime, end: datetime) -> Iterator[Batch]:
-        """Yield nothing: squeue tells of now."""
-        del start, end
-        yield from ()
 
     def describe(self) -> SourceDescription:
         """Say what this source is."""
