@@ -220,6 +220,12 @@ def _folder(parent: Path, name: str) -> Path:
             return folder
 
 
+def _place(folder: Path, port: int) -> tuple[Path, str]:
+    """Return the folder, made where it is absent, and the address on loopback; port 0 takes a free one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder, f"127.0.0.1:{port or free_port()}"
+
+
 @contextmanager
 def influxdb2(tmp: Path, *, port: int = 0, data: Path | None = None) -> Iterator[InfluxServer]:
     """Run InfluxDB 2.8.0, set up with one organisation and one bucket without a limit of age.
@@ -234,9 +240,7 @@ def influxdb2(tmp: Path, *, port: int = 0, data: Path | None = None) -> Iterator
         ServerFailed: it does not come up.
     """
     binary = server_binary(INFLUXDB_2)
-    folder = data or _folder(tmp, "influxdb2")
-    folder.mkdir(parents=True, exist_ok=True)
-    address = f"127.0.0.1:{port or free_port()}"
+    folder, address = _place(data or _folder(tmp, "influxdb2"), port)
     url = f"http://{address}"
     command = [binary, "run", "--bolt-path", folder / "influxd.bolt", "--engine-path", folder / "engine"]
     command += ["--sqlite-path", folder / "influxd.sqlite", "--http-bind-address", address]
@@ -271,9 +275,7 @@ def influxdb1(tmp: Path, *, port: int = 0, data: Path | None = None) -> Iterator
         ServerFailed: it does not come up.
     """
     binary = server_binary(INFLUXDB_1)
-    folder = data or _folder(tmp, "influxdb1")
-    folder.mkdir(parents=True, exist_ok=True)
-    address = f"127.0.0.1:{port or free_port()}"
+    folder, address = _place(data or _folder(tmp, "influxdb1"), port)
     url = f"http://{address}"
     settings = folder / "influxdb.conf"
     settings.write_text(
