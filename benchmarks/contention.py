@@ -36,13 +36,13 @@ Pair = tuple[str, int, str, str]
 def partition(scenario: str, worlds: list[World]) -> Partition:
     """Put the cards of one scenario on one node."""
     tables = [rows(world) for world in worlds]
-    end = START + pd.Timedelta(minutes=worlds[0].n)
+    end = START + pd.Timedelta(seconds=worlds[0].n * worlds[0].step_seconds)
     none = pd.DataFrame()
     return Partition(
         cluster="bench",
         node=scenario,
         window=Window(START.to_pydatetime(), end.to_pydatetime()),
-        interval_seconds=60.0,
+        interval_seconds=worlds[0].step_seconds,
         gpu=pd.concat([gpu for gpu, _ in tables], ignore_index=True),
         slice=pd.concat([slices for _, slices in tables], ignore_index=True),
         node_rows=none,

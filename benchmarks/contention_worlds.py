@@ -1,13 +1,15 @@
 """Seeded little worlds for the contention benchmark: four tasks on a card, and the truth about who slows whom.
 
 It knows nothing of the analyzer: it makes series by its own simple physics and lays them out as rows. Each scenario
-plants one confounder or one kind of true effect; the designed pair is always victim `v`, suspect `a`.
+plants one confounder or one kind of true effect; the designed pair is always victim `v`, suspect `a`. Every card draws
+its own physics (noise, tails, how latency grows with load, rhythm of the batch tasks, errors of measurement), so that
+no threshold can be fitted to one world. A suspect can be throttled in given samples: its effects then follow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
@@ -15,9 +17,49 @@ from numpy.typing import NDArray
 from scipy.signal import lfilter
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 TASKS = ("v", "a", "c", "d")
 DAY = 1440
 START = pd.Timestamp("2026-03-02T00:00:00Z")
+
+
+@dataclass(frozen=True)
+class Physics:
+    """What differs from card to card."""
+
+    memory: tuple[float, float]  # range of the noise's AR(1) coefficient
+    spread: tuple[float, float]  # range of the noise's standard deviation, in ln(time)
+    tail: float  # degrees of freedom of the noise's shocks; 0: normal
+    base_use: float  # of the victim's own queue at mean load
+    queueing: float  # how strongly latency grows with use
+    on: tuple[float, float]  # range of a batch task's mean run, in samples
+    off: tuple[float, float]  # range of its mean pause
+    level: tuple[float, float]  # range of its activity while it runs
+    load_error: float  # relative error of the measured request rate
+    inflation: float  # share of a slow-down that shows in the victim's own activity
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator) -> Physics:
+        return cls(
+            memory=(0.2, 0.85),
+            spread=(0.025, 0.075),
+            tail=float(rng.choice([0.0, 0.0, 4.0])),
+            base_use=float(rng.uniform(0.3, 0.5)),
+            queueing=float(rng.uniform(0.2, 0.45)),
+            on=(6.0, 40.0),
+            off=(15.0, 90.0),
+            level=(0.12, 0.35),
+            load_error=float(rng.uniform(0.005, 0.025)),
+            inflation=float(rng.uniform(0.3, 0.8)),
+        )
+
+
+@dataclass(frozen=True)
+class Harm:
+    """One planted effect: ln slow-down of the victim as a function of all activities."""
+
+    victim: str
+    of: Callable[[Mapping[str, Floats]], Floats]
 
 
 @dataclass
@@ -25,40 +67,56 @@ class World:
     """One card. `cost` is ln(time per unit of work); `true` maps (victim, suspect) to the slow-down at full swing."""
 
     scenario: str
-    rng: np.random.Generator
-    n: int
+    seed: int
     number: int
+    n: int
+    rng: np.random.Generator
+    physics: Physics
+    step_seconds: float = 60.0
     load: dict[str, Floats] = field(default_factory=dict)  # offered, relative
     activity: dict[str, Floats] = field(default_factory=dict)
     noise: dict[str, Floats] = field(default_factory=dict)
-    slow: dict[str, Floats] = field(default_factory=dict)  # ln slow-down by others
+    harms: list[Harm] = field(default_factory=list)
     hidden: Floats = field(default_factory=lambda: np.zeros(0))
     clock: Floats = field(default_factory=lambda: np.zeros(0))
-    absent: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
+    absent: dict[str, Bools] = field(default_factory=dict)
     true: dict[tuple[str, str], float] = field(default_factory=dict)
     undecidable: set[tuple[str, str]] = field(default_factory=set)
+
+    def slow(self, task: str) -> Floats:
+        """Return the ln slow-down of a task by others."""
+        return np.sum([harm.of(self.activity) for harm in self.harms if harm.victim == task], axis=0) + np.zeros(self.n)
 
     def cost(self, task: str) -> Floats:
         """Return ln of the true time per unit of work."""
         queue = 0.0
         if task in self.load:
-            use = np.clip(0.55 * self.load[task], 0, 0.93)
-            queue = 0.35 * use / (1 - use)
-        throttle = np.log(1.0 / self.clock)
-        return np.log(0.05) + queue + self.noise[task] + self.slow[task] + throttle
+            use = np.clip(self.physics.base_use * self.load[task], 0, 0.93)
+            queue = self.physics.queueing * use / (1 - use)
+        return np.log(0.05) + queue + self.noise[task] + self.slow(task) - np.log(self.clock)
 
-    def hurt(self, victim: str, suspect: str, size: float, shape: Floats | None = None) -> None:
-        """Plant an effect: `size` is the slow-down at the suspect's full swing."""
-        a = self.activity[suspect] if shape is None else shape
-        low, high = np.quantile(a, [0.02, 0.98])
-        swing = max(high - low, 1e-9)
-        self.slow[victim] = self.slow[victim] + np.log1p(size) * (a - low) / swing
+    def hurt(
+        self, victim: str, suspect: str, size: float, shape: Callable[[Floats], Floats] = lambda activity: activity
+    ) -> None:
+        """Plant an effect: `size` is the slow-down at the suspect's full swing of `shape(activity)`."""
+        low, high = np.quantile(shape(self.activity[suspect]), [0.02, 0.98])
+        swing = max(float(high - low), 1e-9)
+        self.harms.append(Harm(victim, lambda all_: np.log1p(size) * (shape(all_[suspect]) - low) / swing))
         self.true[(victim, suspect)] = size
 
+    def throttled(self, suspect: str, when: Bools, share: float) -> World:
+        """Return the same world, to the last random draw, with the suspect held to `share` of its activity at `when`.
 
-def ar1(rng: np.random.Generator, n: int, rho: float, spread: float) -> Floats:
-    """AR(1) noise with stationary standard deviation `spread`."""
-    shocks = rng.normal(0, spread * np.sqrt(1 - rho**2), n)
+        Only what truly depends on the suspect changes: the noise, the loads and whatever else drives them do not.
+        """
+        held = self.activity[suspect] * np.where(when, share, 1.0)
+        return replace(self, activity=self.activity | {suspect: held})
+
+
+def ar1(rng: np.random.Generator, n: int, rho: float, spread: float, tail: float = 0.0) -> Floats:
+    """AR(1) noise with stationary standard deviation `spread`; `tail`: degrees of freedom of its shocks."""
+    wild = rng.standard_t(tail, n) * np.sqrt((tail - 2) / tail) if tail else rng.normal(0, 1, n)
+    shocks = wild * spread * np.sqrt(1 - rho**2)
     shocks[0] = rng.normal(0, spread)
     return lfilter([1.0], [1.0, -rho], shocks)
 
@@ -90,14 +148,16 @@ def _online(w: World, task: str, phase: float) -> None:
 def base(scenario: str, seed: int, number: int, n: int) -> World:
     """Return a card without any interference: v and d serve requests, a and c run in bursts."""
     rng = np.random.default_rng([seed, SCENARIO_NUMBER[scenario], number])
-    w = World(scenario, rng, n, number)
+    physics = Physics.draw(rng)
+    w = World(scenario, seed, number, n, rng, physics)
     _online(w, "v", rng.uniform(0.2, 0.4))
     _online(w, "d", rng.uniform(0, 1))
     for task in ("a", "c"):
-        w.activity[task] = bursts(rng, n, rng.uniform(8, 40), rng.uniform(20, 90), rng.uniform(0.12, 0.28))
+        w.activity[task] = bursts(
+            rng, n, rng.uniform(*physics.on), rng.uniform(*physics.off), rng.uniform(*physics.level)
+        )
     for task in TASKS:
-        w.noise[task] = ar1(rng, n, rng.uniform(0.3, 0.8), rng.uniform(0.03, 0.07))
-        w.slow[task] = np.zeros(n)
+        w.noise[task] = ar1(rng, n, rng.uniform(*physics.memory), rng.uniform(*physics.spread), physics.tail)
         w.absent[task] = rng.random(n) < 0.005
     w.hidden = np.zeros(n)
     w.clock = np.ones(n)
@@ -161,14 +221,16 @@ def _third_party(w: World) -> None:
 
 def _hidden_third(w: World) -> None:
     w.hidden = bursts(w.rng, w.n, 20, 60, 0.3)
-    w.slow["v"] = w.slow["v"] + np.log1p(_size(w, 0.15, 0.5)) * w.hidden / 0.3
+    harm = np.log1p(_size(w, 0.15, 0.5)) * w.hidden / 0.3
+    w.harms.append(Harm("v", lambda _all: harm))
     w.activity["a"] = np.clip(0.7 * w.hidden + ar1(w.rng, w.n, 0.6, 0.04) + 0.1, 0, 1)
 
 
 def _always_on(w: World) -> None:
     w.activity["a"] = np.clip(0.5 + w.rng.normal(0, 0.006, w.n), 0, 1)
-    w.slow["v"] = w.slow["v"] + np.log1p(_size(w, 0.15, 0.5)) * w.activity["a"] / 0.5
-    w.true[("v", "a")] = 0.3
+    size = _size(w, 0.15, 0.5)
+    w.harms.append(Harm("v", lambda all_: np.log1p(size) * all_["a"] / 0.5))
+    w.true[("v", "a")] = size
     w.undecidable.add(("v", "a"))
 
 
@@ -200,7 +262,7 @@ def _missing_mcar(w: World) -> None:
 
 def _missing_mnar(w: World) -> None:
     w.hurt("v", "a", _size(w, 0.15, 0.5))
-    slow = w.slow["v"] + w.noise["v"]
+    slow = w.slow("v") + w.noise["v"]
     w.absent["v"] = w.rng.random(w.n) < 0.5 / (1 + np.exp(-(slow - np.quantile(slow, 0.9)) / 0.03))
 
 
@@ -211,9 +273,8 @@ def _null_missing(w: World) -> None:
 
 
 def _true_lag(w: World) -> None:
-    late = int(w.rng.integers(3, 6))
-    smeared = lfilter(np.ones(3) / 3, [1.0], np.roll(w.activity["a"], late))
-    w.hurt("v", "a", _size(w, 0.15, 0.5), smeared)
+    late, width = int(w.rng.integers(1, 6)), int(w.rng.integers(1, 4))
+    w.hurt("v", "a", _size(w, 0.15, 0.5), lambda a: lfilter(np.ones(width) / width, [1.0], np.roll(a, late)))
 
 
 def _null_randomwalk(w: World) -> None:
@@ -223,8 +284,7 @@ def _null_randomwalk(w: World) -> None:
 
 def _true_saturation(w: World) -> None:
     w.activity["a"] = np.clip(1.3 * w.activity["a"], 0, 1)
-    together = w.activity["a"] + w.activity["c"] + w.activity["v"] + w.activity["d"]
-    w.slow["v"] = w.slow["v"] + 1.5 * np.maximum(together - 0.4, 0)
+    w.harms.append(Harm("v", lambda all_: 1.5 * np.maximum(sum(all_.values()) - 0.45, 0)))
     w.true[("v", "a")] = w.true[("v", "c")] = w.true[("v", "d")] = 0.15
     w.undecidable |= {("v", "c"), ("v", "d")}
 
@@ -245,7 +305,7 @@ def _true_weak(w: World) -> None:
 
 
 def _heavy(w: World) -> None:
-    w.noise["v"] = 0.05 * np.clip(w.rng.standard_t(2.5, w.n), -12, 12)
+    w.noise["v"] = 0.05 * np.clip(w.rng.standard_t(w.rng.uniform(2.2, 3.5), w.n), -12, 12)
     w.activity["a"] = bursts(w.rng, w.n, 8, 150, 0.4)
 
 
@@ -273,7 +333,7 @@ def _null_deploy(w: World) -> None:
 
 def _true_interact(w: World) -> None:
     busy = w.load["v"] > np.median(w.load["v"])
-    w.hurt("v", "a", _size(w, 0.25, 0.6), w.activity["a"] * busy)
+    w.hurt("v", "a", _size(w, 0.25, 0.6), lambda a: a * busy)
 
 
 def _true_multi(w: World) -> None:
@@ -324,15 +384,16 @@ def make_world(scenario: str, seed: int, number: int, n: int = 2 * DAY) -> World
 
 def rows(world: World) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Lay a world out as `gpu` and `slice` rows, with a little measurement noise."""
-    rng = np.random.default_rng([world.number, world.n, 7])
-    time = START + pd.to_timedelta(np.arange(world.n), unit="min")
+    rng = np.random.default_rng([world.seed, SCENARIO_NUMBER[world.scenario], world.number, 7])
+    time = START + pd.to_timedelta(np.arange(world.n) * world.step_seconds, unit="s")
     gpu = f"GPU-{world.scenario}-{world.number}"
     total = world.hidden.copy()
     parts = []
     for task in TASKS:
-        cost = world.cost(task)
-        # Work takes longer when somebody is in the way, so the victim's own activity rises with it.
-        active = np.clip(world.activity[task] * np.exp(0.5 * world.slow[task]), 0, 1)
+        cost, slow = world.cost(task), world.slow(task)
+        # Work takes longer when somebody is in the way, so the victim's own activity rises with it; what its pipes
+        # and its memory interface carry does not.
+        active = np.clip(world.activity[task] * np.exp(world.physics.inflation * slow), 0, 1)
         total += active
         table = {
             "time": time,
@@ -343,12 +404,14 @@ def rows(world: World) -> tuple[pd.DataFrame, pd.DataFrame]:
             "tenant": "ns",
             "workload": task,
             "sm_active_ratio": active,
-            "dram_active_ratio": np.clip(0.6 * active + rng.normal(0, 0.01, world.n), 0, 1),
+            "dram_active_ratio": np.clip(0.6 * world.activity[task] * np.exp(rng.normal(0, 0.02, world.n)), 0, 1),
+            "tensor_active_ratio": np.clip(0.4 * world.activity[task] * np.exp(rng.normal(0, 0.02, world.n)), 0, 1),
         }
         shown = np.exp(cost + rng.normal(0, 0.005, world.n))
         if task in world.load:
             shown[world.absent[task]] = np.nan
-            table["requests_per_second"] = 20 * world.load[task] * (1 + rng.normal(0, 0.02, world.n))
+            seen = 1 + rng.normal(0, world.physics.load_error, world.n)
+            table["requests_per_second"] = 20 * world.load[task] * seen
             table["latency_p50_seconds"] = shown
         else:
             shown[world.absent[task] | (world.activity[task] < 0.05)] = np.nan
