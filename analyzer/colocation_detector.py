@@ -8,19 +8,21 @@ told, the surest first.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
+from analyzer.attribution import first_known
 from analyzer.colocation import DRAM, MEMORY, SM, TENSOR, Basis, MeasuredPair, Sharing, Solo, predict, rank
-from analyzer.facts import hardware_facts, records
+from analyzer.facts import records
 from analyzer.findings import Effect, Finding, Role, SubjectRef, Verdict, make_finding
 from analyzer.protocols import Conclusion, Context, Needs, Partition, Withheld
 from analyzer.settings import AnalyzeSettings
+from analyzer.shares import Card, Matrix, cards
 from collector.schema import NOBODY, UNKNOWN
 
 CODE = "TT111"
@@ -53,27 +55,9 @@ class ColocationDetector:
 
     def measure(self, partition: Partition) -> pd.DataFrame:
         """Return a row a slice and holder: how long it was there, and what it uses when it has the card to itself."""
-        rows = partition.slice
-        if rows.empty:
-            return pd.DataFrame(columns=_COLUMNS)
-        table = _with_card(rows, partition.gpu)
-        grouped = table.groupby(_KEY, sort=True, observed=True)
-        found = grouped.agg(
-            first=("ms", "min"), last=("ms", "max"),
-            samples=("alone", "sum"), memory=("memory", "max"), there=("ms", "size"),
-        )  # fmt: skip
-        profile = table[table["alone"]].groupby(_KEY, observed=True)[list(_PROFILE)].mean()
-        found = found.join(profile.reindex(found.index))
-        found.loc[found["samples"] < _FEWEST, list(_PROFILE)] = np.nan
-        expected = partition.window.seconds / partition.interval_seconds
-        found["coverage"] = np.minimum(found["there"] / max(expected, 1.0), 1.0)
-        found = found.reset_index()
-        kinds = hardware_facts(partition.facts, "slice", "kind")
-        models = hardware_facts(partition.facts, "gpu", "model")
-        places = list(zip(*(found[name] for name in _PLACE), strict=True))
-        found["kind"] = [kinds.get(place, "") for place in places]
-        found["model"] = [models.get((*place[:3], ""), "") for place in places]
-        return found[_COLUMNS]
+        expected = max(partition.window.seconds / partition.interval_seconds, 1.0)
+        rows = [row for card in cards(partition) for row in _stays(card, expected)]
+        return pd.DataFrame(rows, columns=_COLUMNS)
 
     def conclude(self, measures: pd.DataFrame, context: Context) -> Conclusion:
         """Predict and judge the pairs of each cluster and model of card."""
@@ -132,35 +116,45 @@ class _Stay:
         return ""
 
 
-def _with_card(rows: pd.DataFrame, gpu: pd.DataFrame) -> pd.DataFrame:
-    """Return slice rows with `ms`, `alone` (at work, and nobody else), and the profile's fields, memory as a ratio."""
-    table = rows[_KEY].copy()
-    times = rows["time"].to_numpy("datetime64[ms]").astype(np.int64)
-    table["ms"] = times
-    activity = pd.Series(np.nan, index=rows.index)
-    for name in _ACTIVITY:
-        activity = activity.fillna(rows[name]) if name in rows else activity
-    spot = pd.MultiIndex.from_arrays([rows["gpu"], times])
-    card = gpu.set_index(
-        pd.MultiIndex.from_arrays([gpu["gpu"], gpu["time"].to_numpy("datetime64[ms]").astype(np.int64)])
-    )
-    card = card[~card.index.duplicated(keep="last")]
-    code, _ = pd.factorize(spot)
+def _stays(card: Card, expected: float) -> Iterator[dict[str, Any]]:
+    """Yield one row a holding: its profile is the mean over the intervals in which it alone was at work."""
+    activity = first_known([card.of_slices(name) for name in _ACTIVITY])
     # A neighbour of unknown activity may be busy: then nobody was alone.
-    busy = activity.fillna(1.0).to_numpy(np.float64)
-    others = np.bincount(code, busy)[code] - busy
-    table["alone"] = (activity.to_numpy(np.float64) >= _WORKS) & (others < _WORKS)
-    for feature, name in _PROFILE.items():
-        own = rows[name].to_numpy(np.float64) if name in rows else np.full(len(rows), np.nan)
-        of_card = card[name].reindex(spot).to_numpy(np.float64) if name in card else np.full(len(rows), np.nan)
-        table[feature] = np.where(np.isfinite(own), own, of_card)
-    total = np.zeros(len(card))
-    for name in ("memory_used_bytes", "memory_free_bytes"):
-        total = total + (card[name].to_numpy(np.float64) if name in card else np.nan)
-    size = pd.Series(total, index=card.index).groupby(level=0).median()
-    used = rows["memory_used_bytes"].to_numpy(np.float64) if "memory_used_bytes" in rows else np.full(len(rows), np.nan)
-    table["memory"] = used / rows["gpu"].map(size).to_numpy(np.float64)
-    return table
+    busy = np.where(card.present, np.nan_to_num(activity, nan=1.0), 0.0)
+    alone = (activity >= _WORKS) & (busy.sum(axis=1, keepdims=True) - busy < _WORKS)
+    size = card.of_card("memory_used_bytes") + card.of_card("memory_free_bytes")
+    total = float(np.nanmedian(size)) if np.isfinite(size).any() else math.nan
+    used = card.of_slices("memory_used_bytes") / total
+    features = {
+        name: first_known([card.of_slices(field), np.repeat(card.of_card(field)[:, None], len(card.holdings), axis=1)])
+        for name, field in _PROFILE.items()
+    }
+    times = card.times_ms()
+    for j, holding in enumerate(card.holdings):
+        there = np.flatnonzero(card.present[:, j])
+        mine = alone[:, j]
+        profiled = mine.sum() >= _FEWEST
+        yield {
+            "cluster": card.cluster,
+            "node": card.node,
+            "gpu": card.gpu,
+            "slice": holding.slice,
+            "tenant": holding.tenant,
+            "workload": holding.workload,
+            "model": card.model,
+            "kind": holding.kind,
+            "first": int(times[there[0]]),
+            "last": int(times[there[-1]]),
+            "samples": int(mine.sum()),
+            "coverage": min(len(there) / expected, 1.0),
+            **{name: _mean(values[mine, j]) if profiled else math.nan for name, values in features.items()},
+            MEMORY: float(np.nanmax(used[:, j])) if np.isfinite(used[:, j]).any() else math.nan,
+        }
+
+
+def _mean(values: Matrix) -> float:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else math.nan
 
 
 def _name(who: Who) -> str:

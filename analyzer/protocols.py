@@ -16,7 +16,7 @@ from collector.window import Window
 Needs = Mapping[str, Mapping[str, tuple[str, ...]]]  # code -> measurement -> fields without which it is withheld
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Partition:
     """One node's rows of all measurements over a window, facts as of their time, events and rejects.
 

@@ -12,17 +12,18 @@ Matrices are (T intervals, S holdings); ratios are of the whole card; NaN is abs
 from __future__ import annotations
 
 import math
+import weakref
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from analyzer.attribution import attribute, busy_weight, first_known, learn_use
-from analyzer.facts import Key, Request, hardware_facts, hardware_spans, requests, to_float, value_at
+from analyzer.facts import hardware_facts, hardware_spans, requests, to_float, value_at
 from analyzer.mig import board_of
 from analyzer.protocols import Partition
 from collector.clock import to_ms
@@ -69,9 +70,11 @@ class Card:
     start_ms: int
     holdings: tuple[Holding, ...]
     present: Mask  # the holding had a row
-    _gpu_rows: pd.DataFrame
+    _gpu_rows: pd.DataFrame  # of the node
+    _gpu_where: np.ndarray  # which of them are this card's
     _gpu_bins: np.ndarray
-    _slice_rows: pd.DataFrame
+    _slice_rows: pd.DataFrame  # of the node
+    _slice_where: np.ndarray
     _slice_bins: np.ndarray
     _slice_columns: np.ndarray
     _wished: dict[str, float]  # pod -> share of a card that it asked for
@@ -91,14 +94,15 @@ class Card:
         """Return a field of the card's rows on the grid, (T,)."""
         out = np.full(self.intervals, np.nan)
         if field in self._gpu_rows:
-            out[self._gpu_bins] = self._gpu_rows[field].to_numpy(np.float64)
+            out[self._gpu_bins] = self._gpu_rows[field].to_numpy(np.float64)[self._gpu_where]
         return out
 
     def of_slices(self, field: str) -> Matrix:
         """Return a field of the slices' rows on the grid, (T, S)."""
         out = np.full(self.present.shape, np.nan)
         if field in self._slice_rows:
-            out[self._slice_bins, self._slice_columns] = self._slice_rows[field].to_numpy(np.float64)
+            values = self._slice_rows[field].to_numpy(np.float64)[self._slice_where]
+            out[self._slice_bins, self._slice_columns] = values
         return out
 
     @cached_property
@@ -106,7 +110,8 @@ class Card:
         """Return where the card itself had a row that tells more than how old it is, (T,)."""
         out = np.zeros(self.intervals, dtype=bool)
         told = [name for name in GPU.field_names if name in self._gpu_rows and name != "source_age_seconds"]
-        out[self._gpu_bins[self._gpu_rows[told].notna().any(axis=1).to_numpy(bool)]] = True
+        for name in told:
+            out[self._gpu_bins[~np.isnan(self._gpu_rows[name].to_numpy(np.float64)[self._gpu_where])]] = True
         return out
 
     @cached_property
@@ -295,7 +300,30 @@ def cards(partition: Partition) -> list[Card]:
     """Return the cards of a node, sorted by name: those with rows, those that only facts know, and nameless ones.
 
     Nameless are cards that a scheduler or the PCI bus counts and no exporter ever showed: they belong to the capacity.
+    The answer for the newest partition is remembered while that lives: every detector asks for it.
     """
+    global _newest  # noqa: PLW0603  one that is lost, or not seen by another thread, is only made again
+    remembered, found = _newest
+    if remembered() is not partition:
+        found = _cards(partition)
+        _newest = (weakref.ref(partition, _forget), found)
+    return list(found)
+
+
+def _forget(gone: weakref.ref[Partition]) -> None:
+    global _newest  # noqa: PLW0603
+    if _newest[0] is gone:
+        _newest = (_nobody, [])
+
+
+def _nobody() -> None:
+    return None
+
+
+_newest: tuple[Callable[[], Partition | None], list[Card]] = (_nobody, [])
+
+
+def _cards(partition: Partition) -> list[Card]:
     facts = partition.facts
     start_ms = to_ms(partition.window.start)
     step_ms = partition.interval_seconds * 1000
@@ -305,22 +333,22 @@ def cards(partition: Partition) -> list[Card]:
     ]
     rows = partition.gpu.groupby("gpu", sort=True).indices
     parts = partition.slice.groupby("gpu", sort=True).indices
+    gpu_bins = _bins(partition.gpu, start_ms, step_ms, count)
+    slice_bins = _bins(partition.slice, start_ms, step_ms, count)
     models = hardware_facts(facts, "gpu", "model")
     counts = hardware_facts(facts, "gpu", "sm_count")
     modes = hardware_facts(facts, "gpu", "mig")
-    described = {name: hardware_spans(facts, "slice", name) for name in ("kind", "profile", "pod")}
-    wished = _wished_shares(requests(facts))
+    columns, held = _holdings(partition)
+    wished = _wished_shares(facts, {h.pod for holdings in held.values() for h in holdings})
     found = []
     nameless = [f"unobserved-{n + 1}" for n in range(_unobserved(facts, partition))]
     usual = Counter(models[key] for key in models if key[:2] == (partition.cluster, partition.node)).most_common(1)
     for gpu in [*sorted({*rows, *parts, *named["gpu"]}), *nameless]:
         key = (partition.cluster, partition.node, gpu, "")
-        gpu_rows = partition.gpu.iloc[rows.get(gpu, [])]
-        slice_rows = partition.slice.iloc[parts.get(gpu, [])]
-        slice_bins = _bins(slice_rows, start_ms, step_ms, count)
-        columns, holdings = _holdings(slice_rows, key, described)
+        gpu_where, slice_where = (np.asarray(of.get(gpu, ()), dtype=np.intp) for of in (rows, parts))
+        holdings = held.get(gpu, ())
         present = np.zeros((count, len(holdings)), dtype=bool)
-        present[slice_bins, columns] = True
+        present[slice_bins[slice_where], columns[slice_where]] = True
         profiles = sorted({h.profile for h in holdings if h.kind == "mig" and h.profile})
         model = models.get(key, usual[0][0] if gpu in nameless and usual else "")
         board = board_of(model, profiles)
@@ -336,11 +364,13 @@ def cards(partition: Partition) -> list[Card]:
                 start_ms=start_ms,
                 holdings=holdings,
                 present=present,
-                _gpu_rows=gpu_rows,
-                _gpu_bins=_bins(gpu_rows, start_ms, step_ms, count),
-                _slice_rows=slice_rows,
-                _slice_bins=slice_bins,
-                _slice_columns=columns,
+                _gpu_rows=partition.gpu,
+                _gpu_where=gpu_where,
+                _gpu_bins=gpu_bins[gpu_where],
+                _slice_rows=partition.slice,
+                _slice_where=slice_where,
+                _slice_bins=slice_bins[slice_where],
+                _slice_columns=columns[slice_where],
                 _wished=wished,
                 nameless=gpu in nameless,
                 _profile_share={p: board.sm_share(p)[0] for p in profiles if board and p in board.profiles},
@@ -371,25 +401,30 @@ def _sm_count(fact: str | None, model: str) -> float:
     return float(known_model.sm_count) if known_model is not None and known_model.sm_count else math.nan
 
 
-def _wished_shares(asked: list[Request]) -> dict[str, float]:
-    return {r.pod: r.share for r in asked if 0 < r.share <= 1}
+def _wished_shares(facts: pd.DataFrame, pods: set[str]) -> dict[str, float]:
+    """Return what those pods asked for; of all others, which a fleet has many of, nothing need be read."""
+    about = facts[(facts["kind"] != "pod") | facts["object"].isin(pods)]
+    return {r.pod: r.share for r in requests(about) if 0 < r.share <= 1}
 
 
-def _holdings(
-    rows: pd.DataFrame, card: Key, described: dict[str, dict[Key, list[tuple[int, str]]]]
-) -> tuple[npt.NDArray[np.signedinteger[Any]], tuple[Holding, ...]]:
-    """Return the column of each row, and the holdings: what each was when it was last seen."""
-    grouped = rows.groupby(["slice", "tenant", "workload"], sort=True)
-    columns = np.asarray(grouped.ngroup().to_numpy(), dtype=np.intp)
-    last = grouped["time"].max().to_numpy("datetime64[ms]").astype(np.int64).tolist()
-    names = rows[["slice", "tenant", "workload"]].drop_duplicates().sort_values(["slice", "tenant", "workload"])
-    holdings = []
-    for (slice_id, tenant, workload), at in zip(names.itertuples(index=False, name=None), last, strict=True):
-        key = (*card[:3], slice_id)
+def _holdings(partition: Partition) -> tuple[npt.NDArray[np.intp], dict[str, tuple[Holding, ...]]]:
+    """Return the column of each row among its card's holdings, and those by card: what each was when seen last."""
+    rows, facts = partition.slice, partition.facts
+    described = {name: hardware_spans(facts, "slice", name) for name in ("kind", "profile", "pod")}
+    grouped = rows.groupby(["gpu", "slice", "tenant", "workload"], sort=True)
+    last = grouped["time"].max()
+    at_ms = last.to_numpy("datetime64[ms]").astype(np.int64).tolist()
+    held: dict[str, list[Holding]] = {}
+    columns = []
+    for (gpu, slice_id, tenant, workload), at in zip(last.index, at_ms, strict=True):
+        key = (partition.cluster, partition.node, gpu, slice_id)
         kind = value_at(described["kind"].get(key), at, "whole" if slice_id == "whole" else UNKNOWN)
         profile = value_at(described["profile"].get(key), at).removeprefix("mig-")
-        holdings.append(Holding(slice_id, tenant, workload, kind, profile, value_at(described["pod"].get(key), at)))
-    return columns, tuple(holdings)
+        mine = held.setdefault(gpu, [])
+        columns.append(len(mine))
+        mine.append(Holding(slice_id, tenant, workload, kind, profile, value_at(described["pod"].get(key), at)))
+    number = grouped.ngroup().to_numpy().astype(np.intp)
+    return np.array(columns, dtype=np.intp)[number], {gpu: tuple(mine) for gpu, mine in held.items()}
 
 
 @dataclass(frozen=True, slots=True)

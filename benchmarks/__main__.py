@@ -17,7 +17,10 @@ import pandas as pd
 
 from benchmarks.figures import Figure, calibration_seconds
 
-_WITH = {"collect": ("backfill",)}  # the past is collected as well
+_WITH = {
+    "collect": ("backfill",),  # the past is collected as well
+    "contention": ("fleet_week",),
+}
 
 
 def subjects() -> list[str]:
