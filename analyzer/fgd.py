@@ -3,8 +3,8 @@
 A node n has idle shares R_g in 0..1 a card; a task m of the demand mix asks D_m of each of `cards` cards and comes with
 weight p_m. F_n(m) is all idle share when n cannot run m (or m wants no card), else the shares too small for it; F_n is
 the sum over m of p_m F_n(m), the cluster's F the sum over nodes. Units here are cards: 0.5 is half a card.
-Where memory is shared too (`memory_left`), a card serves a task only if both fit, and its idle share is the smaller of
-the two.
+Where memory is shared too (`memory_left_bytes`), a card serves a task only if both fit, and its idle share is the
+smaller of the two. One node at a time, readable; `analyzer.fleet` gives the same for many nodes at once.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-# Shares come as sums of decimal fractions: equality must not hang on their last bit.
-_EPSILON = 1e-9
+EPSILON = 1e-9  # shares come as sums of decimal fractions: equality must not hang on their last bit
+EPSILON_BYTES = 1.0
 
 
 class Cause(StrEnum):
@@ -25,38 +25,47 @@ class Cause(StrEnum):
     CPU = "cpu"
     CPU_AND_SHARE = "cpu_and_gpu_share"
     TYPE = "gpu_type"
+    MEMORY = "gpu_memory"  # enough share, too little memory on the card
     NO_GPU_TASK = "task_without_gpu"
     NO_GPU_TASK_CPU = "task_without_gpu_cpu"
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A typical request: `cards` cards of `share` each (1.0: whole), CPU cores, allowed types (empty: any), weight."""
+    """A typical request: `cards` cards of `share` each (1.0: whole), CPU cores, allowed types (empty: any), weight.
+
+    `memory_bytes` is asked of each card; 0: nothing is said.
+    """
 
     cards: int
     share: float
     cpu_cores: float = 0.0
     types: frozenset[str] = frozenset()
-    memory_share: float = 0.0
+    memory_bytes: float = 0.0
     weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class NodeIdle:
-    """What a node has left: share a card, CPU cores (inf: not known, taken as enough), memory share a card or none."""
+    """What a node has left: share a card, CPU cores (inf: not known, taken as enough), memory a card or none.
+
+    `memory_left_bytes` has one entry a card and needs `memory_bytes`, the size of each card's memory.
+    """
 
     name: str
     left: tuple[float, ...]
     cpu_cores_left: float = math.inf
     gpu_type: str = ""
-    memory_left: tuple[float, ...] = ()
+    memory_left_bytes: tuple[float, ...] = ()
+    memory_bytes: float = math.nan
 
     @property
     def amounts(self) -> tuple[float, ...]:
         """Idle share of each card."""
-        if not self.memory_left:
+        if not self.memory_left_bytes:
             return self.left
-        return tuple(min(share, memory) for share, memory in zip(self.left, self.memory_left, strict=True))
+        rooms = (room / self.memory_bytes for room in self.memory_left_bytes)
+        return tuple(min(share, room) for share, room in zip(self.left, rooms, strict=True))
 
     @property
     def idle(self) -> float:
@@ -88,12 +97,14 @@ class Fragmentation:
         return self.fragmented / self.idle if self.idle > 0 else 0.0
 
 
+def _by_share(node: NodeIdle, task: Task) -> list[bool]:
+    return [share >= min(task.share, 1.0) - EPSILON for share in node.left]
+
+
 def _serves(node: NodeIdle, task: Task) -> list[bool]:
-    memory = node.memory_left or (math.inf,) * len(node.left)
-    return [
-        share >= min(task.share, 1.0) - _EPSILON and room >= task.memory_share - _EPSILON
-        for share, room in zip(node.left, memory, strict=True)
-    ]
+    rooms = node.memory_left_bytes or (math.inf,) * len(node.left)
+    by_memory = (room >= task.memory_bytes - EPSILON_BYTES for room in rooms)
+    return [share and room for share, room in zip(_by_share(node, task), by_memory, strict=True)]
 
 
 def _allowed(node: NodeIdle, task: Task) -> bool:
@@ -102,14 +113,15 @@ def _allowed(node: NodeIdle, task: Task) -> bool:
 
 def blocked_by(node: NodeIdle, task: Task) -> Cause | None:
     """Return why `node` cannot run `task`; None when it can."""
-    cpu_short = node.cpu_cores_left + _EPSILON < task.cpu_cores
+    cpu_short = node.cpu_cores_left + EPSILON < task.cpu_cores
     if task.cards == 0:
         return Cause.NO_GPU_TASK_CPU if cpu_short else None
     if not _allowed(node, task):
         return Cause.TYPE
-    gpu_short = sum(_serves(node, task)) < task.cards
-    if gpu_short:
-        return Cause.CPU_AND_SHARE if cpu_short else Cause.TOO_SMALL
+    if sum(_serves(node, task)) < task.cards:
+        if cpu_short:
+            return Cause.CPU_AND_SHARE
+        return Cause.MEMORY if sum(_by_share(node, task)) >= task.cards else Cause.TOO_SMALL
     return Cause.CPU if cpu_short else None
 
 
@@ -122,13 +134,14 @@ def node_fragmentation(node: NodeIdle, mix: Sequence[Task]) -> Fragmentation:
         if cause is None and task.cards == 0:
             cause = Cause.NO_GPU_TASK
         if cause is None:
-            cause = Cause.TOO_SMALL
-            served = zip(node.amounts, _serves(node, task), strict=True)
-            amount = sum(share for share, enough in served if not enough)
+            lost = {Cause.TOO_SMALL: 0.0, Cause.MEMORY: 0.0}
+            for amount, enough, by_share in zip(node.amounts, _serves(node, task), _by_share(node, task), strict=True):
+                lost[Cause.MEMORY if by_share else Cause.TOO_SMALL] += 0.0 if enough else amount
         else:
-            amount = node.idle
-        per_task.append(amount)
-        by_cause[cause] += task.weight * amount
+            lost = {cause: node.idle}
+        per_task.append(sum(lost.values()))
+        for why, amount in lost.items():
+            by_cause[why] += task.weight * amount
     total = sum(task.weight * amount for task, amount in zip(mix, per_task, strict=True))
     return Fragmentation(node.idle, total, tuple(per_task), by_cause)
 
@@ -148,7 +161,7 @@ def placements(node: NodeIdle, mix: Sequence[Task], task: Task) -> list[Placemen
     """Return for each card how the fragment grows if `task` (on one card) goes there; None where it does not fit.
 
     Returns None alone when the node cannot run the task at all. Rank by `delta` itself: the reference score is floored
-    and ties where `delta` does not.
+    and ties where `delta` does not. Tasks on several cards: `analyzer.placing`.
 
     Raises:
         ValueError: the task wants no card, or several.
@@ -164,11 +177,12 @@ def placements(node: NodeIdle, mix: Sequence[Task], task: Task) -> list[Placemen
             found.append(None)
             continue
         delta = node_fragmentation(_after(node, gpu, task), mix).fragmented - before
-        found.append(Placement(gpu, delta, _score(delta)))
+        found.append(Placement(gpu, delta, score(delta)))
     return found
 
 
-def _score(delta: float) -> int:
+def score(delta: float) -> int:
+    """Return the reference scheduler's score of a placement, floor(100 / (1 + e^delta))."""
     # Round first: the reference counts in thousandths of a card, so noise in the last bit must not cross a whole.
     return math.floor(round(100 / (1 + math.exp(delta)), 9))
 
@@ -176,9 +190,9 @@ def _score(delta: float) -> int:
 def _after(node: NodeIdle, gpu: int, task: Task) -> NodeIdle:
     left = list(node.left)
     left[gpu] = max(left[gpu] - task.share, 0.0)
-    memory = list(node.memory_left)
-    if memory:
-        memory[gpu] = max(memory[gpu] - task.memory_share, 0.0)
+    rooms = list(node.memory_left_bytes)
+    if rooms:
+        rooms[gpu] = max(rooms[gpu] - task.memory_bytes, 0.0)
     return replace(
-        node, left=tuple(left), memory_left=tuple(memory), cpu_cores_left=node.cpu_cores_left - task.cpu_cores
+        node, left=tuple(left), memory_left_bytes=tuple(rooms), cpu_cores_left=node.cpu_cores_left - task.cpu_cores
     )

@@ -32,7 +32,8 @@ _COLUMNS = [
     "code",
     "model",
     "free_share",
-    "free_memory_share",
+    "free_memory_bytes",
+    "memory_bytes",
     "instances",
     "pods",
     "withheld",
@@ -114,8 +115,8 @@ def _free(card: Card, newest: int) -> dict[str, Any]:
     room = free_memory(card)
     total = card.of_card("memory_used_bytes") + card.of_card("memory_free_bytes")
     known = ~np.isnan(room) & ~np.isnan(total)
-    memory = float(room[known][-1] / total[known][-1]) if known.any() else math.nan
-    return {"free_share": max(1.0 - sum(quotas), 0.0), "free_memory_share": memory}
+    left, size = (float(room[known][-1]), float(total[known][-1])) if known.any() else (math.nan, math.nan)
+    return {"free_share": max(1.0 - sum(quotas), 0.0), "free_memory_bytes": left, "memory_bytes": size}
 
 
 # --- TT211 ------------------------------------------------------------------------------------------------------------
@@ -133,8 +134,7 @@ def _judge_share(
         return Withheld("TT211", cluster, "", "", "", "nobody's requests are known (fact `request`)")
     nodes = _idle_nodes(usable, context)
     total = sum(wishes.values())
-    sizes = _memory_sizes(context.facts)
-    tasks = {wish: _task(wish, count / total, nodes, sizes) for wish, count in wishes.items()}
+    tasks = {wish: _task(wish, count / total, nodes) for wish, count in wishes.items()}
     measured = fragmentation(nodes, list(tasks.values()))
     if measured.idle <= 0:
         return None
@@ -201,10 +201,11 @@ def _idle_nodes(rows: Sequence[dict[str, Any]], context: Context) -> list[NodeId
         groups.setdefault((row["node"], row["model"]), []).append(row)
     nodes = []
     for (node, model), group in sorted(groups.items()):
-        memory = tuple(row["free_memory_share"] for row in group)
-        known = all(not math.isnan(share) for share in memory)
+        rooms = tuple(row["free_memory_bytes"] for row in group)
+        known = all(not math.isnan(room) for room in rooms)
         shares = tuple(row["free_share"] for row in group)
-        nodes.append(NodeIdle(node, shares, cpu.get(node, math.inf), model, memory if known else ()))
+        size = max((row["memory_bytes"] for row in group), default=math.nan)
+        nodes.append(NodeIdle(node, shares, cpu.get(node, math.inf), model, rooms if known else (), size))
     return nodes
 
 
@@ -221,20 +222,11 @@ def _cpu_left(rows: Sequence[dict[str, Any]], facts: pd.DataFrame) -> dict[str, 
     }
 
 
-def _memory_sizes(facts: pd.DataFrame) -> dict[str, float]:
-    """Return the memory of each card model, in bytes, as the facts tell it."""
-    models = hardware_facts(facts, "gpu", "model")
-    totals = hardware_facts(facts, "gpu", "memory_total_bytes")
-    return {models[key]: to_float(value) for key, value in totals.items() if key in models}
-
-
-def _task(wish: Wish, weight: float, nodes: Sequence[NodeIdle], sizes: Mapping[str, float]) -> Task:
+def _task(wish: Wish, weight: float, nodes: Sequence[NodeIdle]) -> Task:
     types = frozenset(node.gpu_type for node in nodes if type_allows(wish, node.gpu_type)) if wish.gpu_type else None
-    biggest = max((size for size in sizes.values() if size > 0), default=math.nan)
-    memory = wish.memory_bytes / biggest if wish.memory_bytes and not math.isnan(biggest) else 0.0
     if types is not None and not types:
         types = frozenset({wish.gpu_type})
-    return Task(wish.cards, wish.share, wish.cpu_cores, types or frozenset(), memory, weight)
+    return Task(wish.cards, wish.share, wish.cpu_cores, types or frozenset(), wish.memory_bytes, weight)
 
 
 def _lost_for_share(task: Task, nodes: Sequence[NodeIdle]) -> bool:
@@ -242,7 +234,7 @@ def _lost_for_share(task: Task, nodes: Sequence[NodeIdle]) -> bool:
 
     Memory is left aside: what fits by share and not by memory is another claim.
     """
-    nodes = [replace(node, memory_left=()) for node in nodes]
+    nodes = [replace(node, memory_left_bytes=()) for node in nodes]
     causes = [blocked_by(node, task) for node in nodes]
     small = [node for node, cause in zip(nodes, causes, strict=True) if cause is Cause.TOO_SMALL]
     if any(cause in {None, Cause.CPU} for cause in causes) or not small:

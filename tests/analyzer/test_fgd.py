@@ -93,10 +93,14 @@ def test_causes_are_kept_apart() -> None:
 
 
 def test_memory_must_fit_too_and_bounds_what_is_idle() -> None:
-    node = NodeIdle("n", (0.8, 0.5), memory_left=(0.2, 0.5))
+    node = NodeIdle("n", (0.8, 0.5), memory_left_bytes=(8e9, 20e9), memory_bytes=40e9)
     assert node.idle == pytest.approx(0.7)
-    task = Task(1, 0.5, memory_share=0.4)
-    assert node_fragmentation(node, [task]).fragmented == pytest.approx(0.2)
+    task = Task(1, 0.5, memory_bytes=16e9)
+    got = node_fragmentation(node, [task])
+    assert got.fragmented == pytest.approx(0.2)
+    assert got.by_cause[Cause.MEMORY] == pytest.approx(0.2)  # its share would be enough
+    assert blocked_by(node, replace(task, memory_bytes=30e9)) is Cause.MEMORY
+    assert blocked_by(node, replace(task, memory_bytes=30e9, cards=2, share=0.6)) is Cause.TOO_SMALL
     places = placements(node, [task], task)
     assert places is not None
     assert places[0] is None
