@@ -12,10 +12,12 @@ from collector.batch import Batch
 from collector.clock import from_ms, grid_floor, to_ms
 from collector.errors import ConfigurationError
 from collector.gathering import GatheringSource
+from collector.mappings import mapping_table
 from collector.masking import mask_address
 from collector.plugins import SourceContext
 from collector.prometheus_api import PrometheusApi, TooMuchError
-from collector.prometheus_cycles import Roster, cycles, gather_samples, renewed
+from collector.prometheus_cycles import cycles, gather_samples, renewed
+from collector.prometheus_roster import Roster, SharedAddress
 from collector.protocols import SourceDescription
 from collector.settings import SourceSettings
 
@@ -52,7 +54,7 @@ class PrometheusSource(GatheringSource):
         self._context = context
         self._api = PrometheusApi(settings, pause)
         self.assembler = Assembler(context)
-        self._roster = Roster()
+        self._roster = Roster(mapping_table(context.mappings))
         self._names: tuple[str, ...] | None = None
         self._polls = 0
 
@@ -88,7 +90,7 @@ class PrometheusSource(GatheringSource):
             UnreachableError: the server does not answer, or answers with an error.
         """
         names = (*self.discover(start, end), _UP)
-        assembler, roster = Assembler(self._context), Roster()
+        assembler, roster = Assembler(self._context), Roster(self._roster.table)
         step = timedelta(seconds=self._context.interval_seconds)
         longest = max(_LONGEST_CHUNK // step, 1)
         length = min(_FIRST_CYCLES, longest)
@@ -128,6 +130,10 @@ class PrometheusSource(GatheringSource):
         """
         known = set(self.assembler.metric_names)
         return tuple(name for name in self._api.names(start, end) if name in known)
+
+    def shared_addresses(self) -> list[SharedAddress]:
+        """Return, as the last poll showed, where several machines share one job and instance."""
+        return self._roster.shared_addresses()
 
     def close(self) -> None:
         """Close the connection."""

@@ -8,84 +8,28 @@ federation) has no such mark and is taken as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from collector.assemble import Scrape
-from collector.exposition import Exposition, Series
+from collector.exposition import Exposition, LineReject
 from collector.prometheus_answer import RangeAnswer
 from collector.prometheus_api import TooMuchError
-from collector.settings import TargetSettings
+from collector.prometheus_roster import Roster
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
-# Labels that tell copies of one series apart: those of a pair of Prometheus servers that scrape the same targets.
-_COPIES = ("__name__", "__replica__")
-_UP = "up"
+# Of targets that share a job and an instance and cannot be told apart: their values are of nobody.
+_MIXED = "several machines behind one address"
+_PAIR_BITS = 32
 _TIME_BITS = 42  # milliseconds since the epoch, until the year 2109
 _SLACK = 4096
 _MOST_SAMPLES = 1 << 62
-
-
-@dataclass(slots=True)
-class Roster:
-    """Series by number: the same labels are the same number and the same object, from answer to answer.
-
-    series, target_of, is_up: by a series' number: itself, the number of its target, whether it is `up`.
-    targets: by a target's number.
-    """
-
-    series: list[Series] = field(default_factory=list)
-    target_of: list[int] = field(default_factory=list)
-    is_up: list[bool] = field(default_factory=list)
-    targets: list[TargetSettings] = field(default_factory=list)
-    _numbers: dict[bytes, int] = field(default_factory=dict)
-    _same: dict[tuple[str, tuple[tuple[str, str], ...]], int] = field(default_factory=dict)
-    _target_numbers: dict[str, int] = field(default_factory=dict)
-    _rosters: dict[int, tuple[bytes, list[Series]]] = field(default_factory=dict)
-
-    def number(self, metric: Mapping[str, str]) -> int:
-        """Return the number of a series."""
-        key = orjson.dumps(metric)
-        known = self._numbers.get(key)
-        if known is None:
-            known = self._numbers[key] = self._add(metric)
-        return known
-
-    def listed(self, target: int, numbers: Ints) -> list[Series]:
-        """Return series of a target; the very list of the time before where they are the same ones."""
-        key = numbers.tobytes()
-        before = self._rosters.get(target)
-        if before is not None and before[0] == key:
-            return before[1]
-        series = [self.series[number] for number in numbers.tolist()]
-        self._rosters[target] = (key, series)
-        return series
-
-    def _add(self, metric: Mapping[str, str]) -> int:
-        name = metric.get("__name__", "")
-        labels = {label: value for label, value in metric.items() if label not in _COPIES}
-        same = (name, tuple(sorted(labels.items())))
-        number = self._same.get(same)
-        if number is None:
-            number = self._same[same] = len(self.series)
-            self.series.append(Series(name, labels))
-            self.target_of.append(self._target(labels))
-            self.is_up.append(name == _UP)
-        return number
-
-    def _target(self, labels: Mapping[str, str]) -> int:
-        key = f"{labels.get('job', '')}/{labels.get('instance', '')}"
-        number = self._target_numbers.get(key)
-        if number is None:
-            number = self._target_numbers[key] = len(self.targets)
-            self.targets.append(TargetSettings(url=key))
-        return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +67,7 @@ def gather_samples(answers: Iterable[RangeAnswer], roster: Roster, most: int = _
 
 def renewed(roster: Roster, samples: Samples) -> Roster:
     """Return the roster, or an empty one where most of it is not seen any more (pods come and go)."""
-    return Roster() if len(roster.series) > 4 * len(np.unique(samples.numbers)) + _SLACK else roster
+    return Roster(roster.table) if len(roster.series) > 4 * len(np.unique(samples.numbers)) + _SLACK else roster
 
 
 def cycles(samples: Samples, roster: Roster, start_ms: int, step_ms: int) -> Iterator[tuple[int, list[Scrape], Ints]]:
@@ -160,7 +104,10 @@ def cycles(samples: Samples, roster: Roster, start_ms: int, step_ms: int) -> Ite
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """Newest samples by cycle, target and series, those that ended left out; group: number of the (cycle, target)."""
+    """Newest samples by cycle, target and series, those that ended left out; group: number of the (cycle, target).
+
+    down: which are of a target that Prometheus cannot scrape. mixed: which are of several machines at once.
+    """
 
     cycle: Ints
     group: Ints
@@ -168,12 +115,16 @@ class _Chosen:
     numbers: Ints
     times_ms: Ints
     values: Floats
-    is_up: NDArray[np.bool_]
+    is_up: Bools
+    down: Bools
+    mixed: Bools
 
 
 def _chosen(samples: Samples, roster: Roster, start_ms: int, step_ms: int) -> _Chosen:
-    target_of = np.array(roster.target_of, dtype=np.int64)
     is_up = np.array(roster.is_up, dtype=bool)
+    _settle(samples, roster, is_up[samples.numbers])
+    target_of = np.array(roster.target_of, dtype=np.int64)
+    pair_of = np.array(roster.pair_of, dtype=np.int64)
     cycle = (samples.times_ms - start_ms) // step_ms
     # Cycle, then target, then series, then time: the last of each series in a cycle is its newest.
     order = np.lexsort((samples.times_ms, samples.numbers, target_of[samples.numbers], cycle))
@@ -182,25 +133,79 @@ def _chosen(samples: Samples, roster: Roster, start_ms: int, step_ms: int) -> _C
     last[:-1] = (numbers[1:] != numbers[:-1]) | (cycle[1:] != cycle[:-1])
     times, values = samples.times_ms[order][last], samples.values[order][last]
     cycle, numbers = cycle[last], numbers[last]
-    target, up = target_of[numbers], is_up[numbers]
+    target, up, pair = target_of[numbers], is_up[numbers], pair_of[numbers]
     group = np.cumsum((np.diff(cycle, prepend=-1) != 0) | (np.diff(target, prepend=-1) != 0)) - 1
+    groups = int(group[-1]) + 1 if len(group) else 0
 
-    newest_up = np.full(int(group[-1]) + 1 if len(group) else 0, -1, dtype=np.int64)
-    np.maximum.at(newest_up, group[up], times[up])
     was_scrape = np.isin(
-        (target << _TIME_BITS) | times,
-        (target_of[samples.numbers] << _TIME_BITS | samples.times_ms)[is_up[samples.numbers]],
+        (pair << _TIME_BITS) | times,
+        (pair_of[samples.numbers] << _TIME_BITS | samples.times_ms)[is_up[samples.numbers]],
     )
-    kept = ~(was_scrape & (times < newest_up[group]))
-    return _Chosen(cycle[kept], group[kept], target[kept], numbers[kept], times[kept], values[kept], up[kept])
+    # Where several machines are behind one address, `up` may tell of another one's scrape: a machine's own series show
+    # when it was scraped, and what is of no machine in particular may be of any.
+    shared = roster.shared_pairs()[pair]
+    rest = shared & (target == roster.rests()[pair])
+    newest_up = np.full(groups, -1, dtype=np.int64)
+    shows = up | (shared & was_scrape)
+    np.maximum.at(newest_up, group[shows], times[shows])
+    kept = ~(was_scrape & (times < newest_up[group])) | (rest & ~up)
+
+    failed = up & (values == 0)
+    down = np.zeros(groups, dtype=bool)
+    down[group[failed & (times == newest_up[group])]] = True
+    lone = roster.lone_ups()[pair]
+    key = (cycle << _PAIR_BITS) | pair
+    is_down = down[group] | (lone & np.isin(key, key[failed & lone]))
+    if lone.any():
+        seen, place = np.unique(key, return_inverse=True)
+        newest = np.full(len(seen), -1, dtype=np.int64)
+        np.maximum.at(newest, place[up], times[up])
+        roster.alternating = frozenset(pair[lone & ~rest & (newest_up[group] < newest[place])].tolist())
+    mixed = _mixed(samples, roster, is_up, pair_of, target_of)
+    roster.mixed = frozenset(mixed.tolist())
+    is_mixed = np.isin(numbers, mixed)
+    return _Chosen(*(column[kept] for column in (cycle, group, target, numbers, times, values, up, is_down, is_mixed)))
+
+
+def _settle(samples: Samples, roster: Roster, up: Bools) -> None:
+    """Tell the roster when each `up` was seen."""
+    numbers, times = samples.numbers[up], samples.times_ms[up]
+    order = np.lexsort((times, numbers))
+    numbers, times = numbers[order], times[order]
+    firsts = np.flatnonzero(np.diff(numbers, prepend=-1))
+    lasts = np.append(firsts[1:], len(numbers)) - 1
+    roster.settle(numbers[firsts].tolist(), times[firsts].tolist(), times[lasts[: len(firsts)]].tolist())
+
+
+def _mixed(samples: Samples, roster: Roster, is_up: Bools, pair_of: Ints, target_of: Ints) -> Ints:
+    """Return series that several targets write into although nothing in them says of which machine a sample is."""
+    shared = roster.shared_pairs()[pair_of]
+    suspect = shared & np.array(roster.mixable, dtype=bool) & (target_of == roster.rests()[pair_of])
+    if not suspect.any():
+        return np.empty(0, dtype=np.int64)
+    stamps = (pair_of[samples.numbers] << _TIME_BITS) | samples.times_ms
+    ups = np.flatnonzero(is_up[samples.numbers])
+    ups = ups[np.argsort(stamps[ups], kind="stable")]
+    asked = np.flatnonzero(suspect[samples.numbers])
+    if not len(ups):
+        return np.empty(0, dtype=np.int64)
+    at = np.minimum(np.searchsorted(stamps[ups], stamps[asked]), len(ups) - 1)
+    same = stamps[ups][at] == stamps[asked]
+    written = np.unique(np.column_stack((samples.numbers[asked][same], samples.numbers[ups][at][same])), axis=0)
+    series, writers = np.unique(written[:, 0], return_counts=True)
+    return series[writers > 1]
 
 
 def _scrape(chosen: _Chosen, part: slice, roster: Roster) -> Scrape | None:
-    up, values = chosen.is_up[part], chosen.values[part]
-    target = int(chosen.target[part.start])
-    if up.any() and (values[up] == 0).any():
-        return Scrape(roster.targets[target], None, "Prometheus says that it is down")
+    target = roster.targets[int(chosen.target[part.start])]
+    up = chosen.is_up[part]
+    if chosen.down[part].any():
+        return Scrape(target, None, "Prometheus says that it is down")
     if up.all():
         return None
-    series = roster.listed(target, chosen.numbers[part][~up])
-    return Scrape(roster.targets[target], Exposition(series=series, values=values[~up].tolist(), metadata=True))
+    mixed = chosen.mixed[part]
+    told = ~up & ~mixed
+    series = roster.listed(int(chosen.target[part.start]), chosen.numbers[part][told])
+    body = Exposition(series=series, values=chosen.values[part][told].tolist(), metadata=True)
+    body.rejects = [LineReject(0, _MIXED, roster.series[number].name) for number in chosen.numbers[part][mixed]]
+    return Scrape(target, body)

@@ -56,18 +56,16 @@ def families() -> _Families:
 
 @dataclass(slots=True)
 class _Sight:
-    """What one target shows of one exporter: fields, and the labels of their series (None: labels are not known)."""
+    """What one target shows of one exporter: fields, and the labels of their series."""
 
     fields: set[str] = field(default_factory=set)
-    labels: dict[str, set[str]] | None = field(default_factory=dict)
+    labels: dict[str, set[str]] = field(default_factory=dict)
 
     def tells(self, aspect: Aspect) -> bool:
-        """Say whether it tells something; what cannot be known from here counts as told."""
+        """Say whether it tells something."""
         present = self.fields if _ANY in aspect.fields else self.fields & set(aspect.fields)
         if not present or not aspect.labels:
             return bool(present)
-        if self.labels is None:
-            return True
         return any(
             name.startswith(wanted) if wanted.endswith("_") else name == wanted
             for one in present
@@ -83,19 +81,14 @@ class FamilyBook:
     _sights: dict[str, dict[str, _Sight]] = field(default_factory=dict)  # exporter -> target -> what it shows
     _others: set[str] = field(default_factory=set)
 
-    def add(
-        self, place: str, series: Iterable[tuple[str, Mapping[str, str]]], table: MappingTable, *, labels: bool
-    ) -> None:
-        """Note the series of a target. `labels` False: only names are known, as of a Prometheus."""
+    def add(self, place: str, series: Iterable[tuple[str, Mapping[str, str]]], table: MappingTable) -> None:
+        """Note the series of a target."""
         for name, said in series:
             for mapped in table.find(name, said):
                 sight = self._sights.setdefault(mapped.exporter.exporter, {}).setdefault(place, _Sight())
                 about = "event" if mapped.row.measurement == "event" else mapped.row.field
                 sight.fields.add(about)
-                if not labels:
-                    sight.labels = None
-                elif sight.labels is not None:
-                    sight.labels.setdefault(about, set()).update(key for key, value in said.items() if value)
+                sight.labels.setdefault(about, set()).update(key for key, value in said.items() if value)
 
     def add_kind(self, kind: str) -> None:
         """Note a source that is no exporter, such as a scheduler."""

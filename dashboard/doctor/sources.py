@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import numpy as np
@@ -15,12 +15,11 @@ from collector.batch import Batch
 from collector.clock import grid_floor
 from collector.collect import add_scrapes
 from collector.errors import TrimtabError, UnreachableError
-from collector.exposition import ExpositionParser
-from collector.fetch import HttpFetch
 from collector.mappings import MappingTable, mapping_table
 from collector.masking import mask_address
 from collector.plugins import SourceContext, load_plugin
 from collector.prometheus import PrometheusSource
+from collector.prometheus_roster import SharedAddress
 from collector.protocols import Source
 from collector.readings import Gathering
 from collector.schema import UNKNOWN
@@ -46,44 +45,70 @@ def examine_sources(settings: Settings, now: datetime) -> Iterator[Check]:
         return
     table = mapping_table(settings.mapping)
     book = FamilyBook()
-    answered: list[tuple[str, SourceSettings]] = []
+    answered: list[_Answer] = []
     yield from _read(settings, now, answered)
-    for topic, source in answered:
-        book.add_kind(source.kind)
-        try:
-            yield from _exporters(topic, source, settings, table, now, book=book)
-        except TrimtabError as error:
-            yield problem(topic, str(error), _advice(error, source))
+    for answer in answered:
+        book.add_kind(answer.kind)
+        yield from _exporters(answer, table, book)
     yield from book.checks()
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What the targets of one source said (nothing is known of those of a third-party source)."""
+
+    topic: str
+    kind: str
+    place: str
+    scrapes: Sequence[Scrape] = ()
 
 
 def _advice(error: TrimtabError, source: SourceSettings) -> str:
     if not isinstance(error, UnreachableError):
         return "trimtab config check"
-    if source.kind == "nvml":
+    if source.kind == "prometheus":
+        return f"{DOWN_ADVICE} curl -sS {mask_address(source.url).rstrip('/')}/-/ready"
+    return _target_advice(source.kind, source.url or (source.targets[0].url if source.targets else ""))
+
+
+def _target_advice(kind: str, address: str) -> str:
+    """Return how to look at a target that does not answer: what can be done where the doctor runs."""
+    place = mask_address(address)
+    if kind == "nvml":
         return "does nvidia-smi work on this host? else remove the [[source]] table"
-    address = mask_address(source.url or (source.targets[0].url if source.targets else ""))
-    return f"{DOWN_ADVICE} curl -sS {address}" if address else DOWN_ADVICE
+    if kind == "prometheus":
+        return f"Prometheus itself cannot scrape {place}: its page /targets says why"
+    if kind == "slurm":
+        return f"run it by hand as this user: {place.removeprefix('slurm:')}"
+    if kind == "kubernetes":
+        return f"{DOWN_ADVICE} kubectl get --raw /readyz"
+    if place.startswith(("http://", "https://")):
+        return f"{DOWN_ADVICE} curl -sS {place}"
+    return DOWN_ADVICE
 
 
 def _context(source: SourceSettings, settings: Settings) -> SourceContext:
     return source_context(source, settings, settings.cluster.interval_seconds)
 
 
-def _read(settings: Settings, now: datetime, answered: list[tuple[str, SourceSettings]]) -> Iterator[Check]:
+def _read(settings: Settings, now: datetime, answered: list[_Answer]) -> Iterator[Check]:
     """Read all sources as the collector does, those of a cluster together; add to `answered` those that did."""
+    advice: dict[str, str] = {}
     gathered: dict[SourceContext, dict[str, Scrape]] = {}
     topics: dict[SourceContext, list[str]] = {}
     for index, source in enumerate(settings.source):
         topic = f"source {source.name or f'{source.kind} {index + 1}'}"
         try:
-            said = _ask(source, settings, now)
+            said, shared = _ask(source, settings, now)
         except TrimtabError as error:
             yield problem(topic, str(error), _advice(error, source))
             continue
-        answered.append((topic, source))
+        asked = [] if isinstance(said, Batch) else said
+        answered.append(_Answer(topic, source.kind, mask_address(source.url), asked))
+        advice.update((one.target.url, _target_advice(source.kind, one.target.url)) for one in asked)
+        yield from (_shared(topic, one) for one in shared)
         if isinstance(said, Batch):
-            yield from _judge(topic, said)
+            yield from _judge(topic, said, advice)
         else:
             context = _context(source, settings)
             add_scrapes(gathered.setdefault(context, {}), said)
@@ -92,7 +117,7 @@ def _read(settings: Settings, now: datetime, answered: list[tuple[str, SourceSet
     for context, scrapes in gathered.items():
         batch = _assembled(context, list(scrapes.values()), instant)
         together = "sources" if len(gathered) == 1 else f"sources of {context.cluster}"
-        yield from _judge(topics[context][0] if len(topics[context]) == 1 else together, batch)
+        yield from _judge(topics[context][0] if len(topics[context]) == 1 else together, batch, advice)
 
 
 def _assembled(context: SourceContext, scrapes: Sequence[Scrape], instant: datetime) -> Batch:
@@ -105,21 +130,37 @@ def _assembled(context: SourceContext, scrapes: Sequence[Scrape], instant: datet
     return batch
 
 
-def _ask(source: SourceSettings, settings: Settings, now: datetime) -> Batch | list[Scrape]:
-    """Return what the targets of a source said, or the rows of one that makes its own."""
+def _ask(source: SourceSettings, settings: Settings, now: datetime) -> tuple[Batch | list[Scrape], list[SharedAddress]]:
+    """Return what a source's targets said, or the rows of one that makes its own; and addresses that several share."""
     made: Source = load_plugin("trimtab.sources", source.kind)(source, _context(source, settings))
     try:
-        return made.gather(now) if isinstance(made, Gathering) else made.poll(now)
+        if isinstance(made, PrometheusSource):
+            return made.gather(now), made.shared_addresses()
+        return (made.gather(now) if isinstance(made, Gathering) else made.poll(now)), []
     finally:
         if hasattr(made, "close"):
             made.close()
 
 
-def _judge(topic: str, batch: Batch) -> Iterator[Check]:
+def _shared(topic: str, address: SharedAddress) -> Check:
+    """Say that several machines share one address, and what is not seen for it."""
+    place, count = mask_address(address.address), len(address.machines)
+    told = f"{place}: {count} machines share this job and instance; told apart as {some(list(address.machines))}"
+    advice = "give each target an `instance` of its own (relabel_configs of Prometheus)"
+    if address.mixed:
+        mixed = f"partial: {place}: {address.mixed} series of several machines have the same labels, and are left out"
+        return problem(topic, mixed, advice)
+    if address.alternates:
+        text = f"partial: {place}: each scrape shows another one of {count} machines, so each is seen now and then"
+        return problem(topic, text, "let Prometheus scrape each pod, not their service (role: pod or endpoints)")
+    return note(topic, told, advice)
+
+
+def _judge(topic: str, batch: Batch, advice: Mapping[str, str]) -> Iterator[Check]:
     down = [event for event in batch.events if event.code == "target_down"]
     for event in down:
         address = event.subject.object
-        yield problem(topic, down_text(address, event.message), f"{DOWN_ADVICE} curl -sS {address}")
+        yield problem(topic, down_text(address, event.message), advice.get(address) or _target_advice("", address))
     for event in batch.events:
         if event.code == "source_denied":
             yield Check(topic, Status.NOTE, f"partial: {event.message}", _GRANT, "scheduler", State.PARTIAL)
@@ -186,36 +227,21 @@ def _any_present(table: pa.Table, fields: Iterable[str]) -> np.ndarray:
     return present
 
 
-def _exporters(
-    topic: str, source: SourceSettings, settings: Settings, table: MappingTable, now: datetime, *, book: FamilyBook
-) -> Iterator[Check]:
-    """Say which exporters are behind each target (a third-party source is not looked into)."""
-    if source.kind == "scrape":
-        with closing(HttpFetch(source)) as fetch:
-            for target in source.targets:
-                try:
-                    text = fetch(target)
-                except UnreachableError:
-                    continue  # told by the poll
-                body = ExpositionParser().parse(text)
-                said = [(series.name, series.labels) for series in body.series]
-                book.add(mask_address(target.url), said, table, labels=True)
-                yield _detected(topic, mask_address(target.url), said, table)
-    elif source.kind == "prometheus":
-        asked = PrometheusSource(source, _context(source, settings))
-        try:
-            names: list[tuple[str, Labels]] = [(name, {}) for name in asked.discover()]
-            book.add(mask_address(source.url), names, table, labels=False)
-            yield _detected(topic, mask_address(source.url), names, table)
-        finally:
-            asked.close()
-    elif source.kind == "nvml":
-        with closing(load_plugin("trimtab.sources", "nvml")(source, _context(source, settings))) as made:
-            for scrape in made.gather(now):
-                if scrape.body is not None:
-                    said = [(series.name, series.labels) for series in scrape.body.series]
-                    book.add(scrape.target.url, said, table, labels=True)
-                    yield _detected(topic, scrape.target.url, said, table)
+def _exporters(answer: _Answer, table: MappingTable, book: FamilyBook) -> Iterator[Check]:
+    """Say which exporters are behind each target; of the many behind a Prometheus, together."""
+    together: list[tuple[str, Labels]] = []
+    for scrape in answer.scrapes:
+        if scrape.body is None:
+            continue
+        place = mask_address(scrape.target.url)
+        said = [(series.name, series.labels) for series in scrape.body.series]
+        book.add(place, said, table)
+        if answer.kind == "prometheus":
+            together += said
+        else:
+            yield _detected(answer.topic, place, said, table)
+    if answer.kind == "prometheus":
+        yield _detected(answer.topic, answer.place, together, table)
 
 
 def _detected(topic: str, place: str, series: list[tuple[str, Labels]], table: MappingTable) -> Check:
@@ -229,6 +255,6 @@ def _detected(topic: str, place: str, series: list[tuple[str, Labels]], table: M
         names = ", ".join(f"{name} ({count} series)" for name, count in found.most_common())
         return ok(topic, f"{place}: {names}, {strange} series of no use")
     if not series:
-        return problem(topic, f"{place}: an answer without any sample", "is it the /metrics address?")
+        return problem(topic, f"{place}: an answer without any sample", "is it the right address?")
     text = f"{place}: {len(series)} series, none of an exporter that is known"
     return problem(topic, text, "trimtab config example: see [[mapping]]")

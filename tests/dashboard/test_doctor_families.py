@@ -58,14 +58,14 @@ def configure(text: str) -> None:
     path.chmod(0o600)
 
 
-def seen(text: str, *, labels: bool = True) -> dict[str, list[Check]]:
+def seen(text: str) -> dict[str, list[Check]]:
     """Return the checks of one target's series by family."""
     book = FamilyBook()
     series = []
     for line in text.splitlines():
         name, _, rest = line.partition("{")
         series.append((name.split(" ")[0], dict(re.findall(r'(\w+)="([^"]*)"', rest))))
-    book.add("http://a", series, mapping_table(), labels=labels)
+    book.add("http://a", series, mapping_table())
     found: dict[str, list[Check]] = {}
     for check in book.checks():
         found.setdefault(check.family, []).append(check)
@@ -102,12 +102,6 @@ def test_label_allow_lists_of_kube_state_metrics() -> None:
     assert missing(seen(told)["kube-state-metrics"]) == []
     empty = told.replace('annotation_trimtab_weight="2"', 'annotation_trimtab_weight=""')
     assert missing(seen(empty)["kube-state-metrics"]) == ["trimtab annotations"]
-
-
-def test_what_cannot_be_known_from_names_alone_is_not_held_against_it() -> None:
-    found = seen(DCGM + KSM, labels=False)
-    assert "holders of cards" not in missing(found["dcgm-exporter"])
-    assert missing(found["kube-state-metrics"]) == ["trimtab annotations"]  # the metric itself is absent
 
 
 def test_hami_without_its_other_half() -> None:
