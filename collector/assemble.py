@@ -30,6 +30,7 @@ from collector.intake import (
     invalid_reasons,
     read_facts,
     sample_values,
+    strike_doubles,
     xid_readings,
 )
 from collector.join import Claims, join_slices
@@ -117,6 +118,7 @@ class Assembler:
         self._tell_versions(now, live, report)
         plan = self._plan(live)
         raw, came = sample_values(live)
+        unlike = strike_doubles(live, raw, came, report)
         changed |= self._read_kube(scrapes, live, raw, came) | read_facts(live, raw)
         numbers = evaluate(
             plan,
@@ -125,7 +127,7 @@ class Assembler:
             came,
             now_ms=now_ms,
             interval_seconds=self.context.interval_seconds,
-            reasons=invalid_reasons(live),
+            reasons={**invalid_reasons(live), **unlike},
         )
         report_samples(numbers, self._world, self._slices.rows, report)
         if self._cards is None or laid_out is not self._layouts:

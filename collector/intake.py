@@ -26,6 +26,8 @@ Bools = NDArray[np.bool_]
 # The simulator's exporters say with this metric what they are; its presence counts, whatever its value.
 SIMULATED_METRIC = "trimtab_simulated"
 
+_UNLIKE = "one series with unlike values"
+
 _SILENCE, _NOWHERE = Exposition(), np.empty(0, dtype=np.int64)
 _NO_BODY = Exposition(metadata=True)  # of a scheduler that answered: no text, and nothing wrong
 
@@ -191,6 +193,32 @@ def sample_values(live: Sequence[Live]) -> tuple[Floats, Bools]:
     index = np.concatenate(places)
     raw[index], came[index] = flat, True
     return raw, came
+
+
+def strike_doubles(live: Sequence[Live], raw: Floats, came: Bools, report: Report) -> dict[int, str]:
+    """Make of each series that a target says more than once one sample, in place.
+
+    Equal values are one value; of unlike ones nobody knows which is right.
+
+    Returns:
+        Position -> reason of those that are invalid.
+    """
+    reasons: dict[int, str] = {}
+    for one in live:
+        for same in one.layout.doubled:
+            places = same[came[same + one.offset]] + one.offset
+            if len(places) < 2:
+                continue
+            came[places[1:]] = False
+            values = raw[places]
+            if (values == values[0]).all() or np.isnan(values).all():
+                raw[places[1:]] = np.nan
+                continue
+            raw[places] = np.nan
+            reasons[int(places[0])] = _UNLIKE
+            if not np.isin(same, one.layout.samples).any():  # no number of a row: a fact, an XID, a scheduler's word
+                report.reject(report.target(one.scrape.target), "", _UNLIKE, 1)
+    return reasons
 
 
 def invalid_reasons(live: Sequence[Live]) -> dict[int, str]:

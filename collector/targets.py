@@ -35,6 +35,7 @@ class Arrangement:
     size: how many series there are.
     instances: card -> GPU instance -> profile; described: card -> what labels tell of it.
     sightings: (card, kind of exporter) -> how it is shown; twice: UUIDs of several cards at once.
+    doubled: places of each series that stands in the list more than once.
     must_move: it has a clock, or a counter of the exporter's own work: a text that stays the same is no live one.
     xid_places, fact_places: parallel to `xids` and `facts`; which series each is.
     samples, channels, cards: parallel; sample `samples[n]` feeds `channels[n]` and speaks of card number `cards[n]`.
@@ -57,6 +58,7 @@ class Arrangement:
     described: dict[str, dict[str, str]] = field(default_factory=dict)
     sightings: dict[tuple[str, str], Sighting] = field(default_factory=dict)
     twice: frozenset[str] = frozenset()
+    doubled: list[Ints] = field(default_factory=list)
     must_move: bool = False
     hostnames: frozenset[str] = frozenset()
     rejects: dict[str, int] = field(default_factory=dict)
@@ -189,9 +191,26 @@ class TargetState:
             result.rejects["one UUID for several cards"] = refused
             result.twice = frozenset(twice)
         _collect(result, slots)
+        result.doubled = _doubled(roster, slots)
         result.must_move = any(one.name in _MUST_MOVE for one in roster)
         self._layout, self._roster, self._told, self._places = result, roster, slots, {}
         return result
+
+
+def _doubled(roster: Sequence[Series], slots: Sequence[Slot]) -> list[Ints]:
+    """Return the places of series that are there more than once (labels in any order), of those that are used."""
+    labels: dict[int, frozenset[tuple[str, str]]] = {}  # by the mapping's identity: a device's series share theirs
+    places: dict[tuple[str, frozenset[tuple[str, str]]], list[int]] = {}
+    for place, one in enumerate(roster):
+        said = labels.get(id(one.labels))
+        if said is None:
+            said = labels[id(one.labels)] = frozenset(one.labels.items())
+        places.setdefault((one.name, said), []).append(place)
+    return [np.array(same, dtype=np.int64) for same in places.values() if len(same) > 1 and _is_used(slots[same[0]])]
+
+
+def _is_used(slot: Slot) -> bool:
+    return bool(slot.parts or slot.fact is not None or slot.xid is not None or slot.kube)
 
 
 def _words(slot: Slot) -> tuple[Word, ...]:
