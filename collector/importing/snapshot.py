@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,14 +14,33 @@ from collector.batch import Batch, Event, Fact, Severity, Subject, make_rows
 from collector.clock import EARLIEST, LATEST, to_ms
 from collector.importing.log import LogPlace, NotImportableError, Tally
 from collector.importing.plain_pickle import NotPlainError, load_plain
+from collector.importing.segments import BlockState, Segment, read_segment, whole
 from collector.importing.text import TextFile
 from collector.schema import UNKNOWN
 
-# States of blocks that tensors hold, and that wait for a stream to be done with them, as versions spell them.
-_USED = frozenset(("active_allocated",))
-_PENDING = frozenset(("active_pending_free", "active_awaiting_free"))
-_FREE = frozenset(("inactive",))
-_MOST_BYTES = 1 << 50  # of a card
+
+@dataclass(frozen=True, slots=True)
+class MemorySnapshot:
+    """A snapshot's segments, the events of each device (as written), and why parts of it were left out."""
+
+    segments: tuple[Segment, ...]
+    traces: tuple[Any, ...]
+    rejected: tuple[tuple[int, str], ...]  # (place from 1, reason) of segments
+
+
+def memory_snapshot(content: bytes) -> MemorySnapshot:
+    """Read a snapshot, pickle or JSON; nothing of a pickle runs.
+
+    Raises:
+        NotImportableError: it is no snapshot, or asks for more than containers and scalars.
+    """
+    entries, traces = _parts(_document(content), len(content))
+    read = [read_segment(entry) for entry in entries]
+    return MemorySnapshot(
+        segments=tuple(segment for segment in read if isinstance(segment, Segment)),
+        traces=tuple(traces),
+        rejected=tuple((n, why) for n, why in enumerate(read, 1) if isinstance(why, str)),
+    )
 
 
 def read_snapshot(file: TextFile, place: LogPlace, tally: Tally) -> Iterator[Batch]:
@@ -32,17 +52,19 @@ def read_snapshot(file: TextFile, place: LogPlace, tally: Tally) -> Iterator[Bat
     Raises:
         NotImportableError: it is no snapshot, or asks for more than containers and scalars.
     """
-    content = file.content()
-    segments, traces = _parts(_document(content), len(content))
+    snapshot = memory_snapshot(file.content())
+    traces = list(snapshot.traces)
     at = _last_event(traces)
     if at is None:
         at = place.start or place.file_time
         if place.start is None:
             tally.warn(f"a snapshot without events carries no time: taken as {at.isoformat()} (say --start)")
-    devices = _devices(segments, tally)
+    for number, why in snapshot.rejected:
+        tally.reject(f"segment: {why}", number)
+    devices = _devices(snapshot.segments)
     if not devices:
         raise NotImportableError("no segment of it can be read: expected device, total_size and blocks of each")
-    tally.accepted += len(segments) - sum(count for count, _ in tally.rejected.values())
+    tally.accepted += len(snapshot.segments)
     tally.note("a snapshot names neither its process nor its card's UUID: taken as the card's holder, by its number")
     yield _batch(devices, at, place, list(_out_of_memory(traces, place)))
 
@@ -72,43 +94,16 @@ def _parts(document: Any, size: int) -> tuple[list[Any], list[Any]]:
     return segments, traces
 
 
-def _devices(segments: list[Any], tally: Tally) -> dict[int, np.ndarray]:
+def _devices(segments: Iterable[Segment]) -> dict[int, np.ndarray]:
     """Return device -> bytes reserved, allocated, and stuck in segments that are partly in use."""
     found: dict[int, np.ndarray] = {}
-    for number, segment in enumerate(segments, 1):
-        read = _segment(segment)
-        if isinstance(read, str):
-            tally.reject(f"segment: {read}", number)
-            continue
-        device, amounts = read
-        found[device] = found.get(device, np.zeros(3)) + amounts
+    for segment in segments:
+        used, pending, free = (
+            sum(block.size for block in segment.blocks if block.state is state) for state in BlockState
+        )
+        amounts = np.array([segment.total, used, free if used or pending else 0], dtype=np.float64)
+        found[segment.device] = found.get(segment.device, np.zeros(3)) + amounts
     return found
-
-
-def _segment(segment: Any) -> tuple[int, np.ndarray] | str:
-    """Return the device and the three amounts of a segment, or why it cannot be read."""
-    if not isinstance(segment, Mapping) or not isinstance(segment.get("blocks"), list):
-        return "expected a segment with its blocks"
-    device: Any = segment.get("device", 0)
-    reserved: Any = segment.get("total_size")
-    if not _whole(device) or not _whole(reserved):
-        return "expected whole numbers for device and total_size"
-    sizes = dict.fromkeys((*_USED, *_PENDING, *_FREE), 0)
-    for block in segment["blocks"]:
-        if not isinstance(block, Mapping) or not _whole(block.get("size")):
-            return "expected blocks with their size in bytes"
-        state: Any = block.get("state")
-        if not isinstance(state, str) or state not in sizes:
-            return f"expected a state of a block, got {state[:40] if isinstance(state, str) else type(state).__name__}"
-        sizes[state] += block["size"]
-    if sum(sizes.values()) > reserved:
-        return "its blocks hold more than the segment"
-    used, pending, free = (sum(sizes[state] for state in states) for states in (_USED, _PENDING, _FREE))
-    return device, np.array([reserved, used, free if used or pending else 0], dtype=np.float64)
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_BYTES
 
 
 def _events(traces: list[Any]) -> Iterator[tuple[int, Mapping[str, Any], datetime]]:
@@ -136,7 +131,7 @@ def _out_of_memory(traces: list[Any], place: LogPlace) -> Iterator[Event]:
     for device, event, at in _events(traces):
         if event.get("action") == "oom":
             asked = event.get("size")
-            said = f"asked for {asked} bytes" if _whole(asked) else "asked for more than there was"
+            said = f"asked for {asked} bytes" if whole(asked) else "asked for more than there was"
             subject = Subject("slice", place.cluster, place.node, f"{place.node}/{device}", "whole")
             yield Event(subject, "oom", Severity.ERROR, f"out of memory: {said}", at)
 
