@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,6 +15,7 @@ from analyzer.ledger import LEVEL_1, LEVEL_2
 from collector.errors import ConfigurationError, InputRejectedError
 from collector.protocols import StoreReader
 from collector.window import Window, parse_duration
+from dashboard.cli.allocator import devices_of, document, print_devices, read_memory_snapshot
 from dashboard.cli.context import Json, Now, Rows, context_of, flag, interval_of, newest_instant, opened_rows
 from dashboard.cli.output import note, print_json, print_table, say, say_origin
 from dashboard.views.names import CardNames, card_names, named
@@ -36,7 +38,10 @@ class Family(StrEnum):
     HEALTH = "health"
 
 
-_DETECTORS = {Family.CONTENTION: ("contention", "colocation")}  # else the one of the family's name
+_DETECTORS = {  # else the one of the family's name
+    Family.CONTENTION: ("contention", "colocation"),
+    Family.FRAGMENTATION: ("fragmentation", "sharing-memory", "allocator"),
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -69,6 +74,14 @@ def analyze(
         list[str] | None,
         typer.Option("--fail-on", metavar="CODE", help="Exit 1 when a finding with such a code holds (TT6; TT: any)."),
     ] = None,
+    allocator: Annotated[
+        Path | None,
+        typer.Option(
+            "--allocator",
+            metavar="FILE",
+            help="With fragmentation: a PyTorch memory snapshot; what it holds, and what setting would help.",
+        ),
+    ] = None,
     every: Annotated[bool, flag("--all", help="Also list what cannot be told, and pairs without effect.")] = False,
     json: Json = False,
 ) -> None:
@@ -76,6 +89,16 @@ def analyze(
 
     The window ends with the newest row, or at --now.
     """
+    if allocator is not None:
+        if family is not Family.FRAGMENTATION:
+            raise ConfigurationError("--allocator speaks of fragmentation: say `trimtab analyze fragmentation`")
+        snapshot = read_memory_snapshot(allocator)
+        devices = devices_of(snapshot)
+        if json:
+            print_json(document(snapshot, devices))
+        else:
+            print_devices(snapshot, devices)
+        return
     context = context_of(ctx)
     settings = context.settings.analyze
     changed = {"select": select, "ignore": ignore}

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analyzer.allocator_detector import AllocatorDetector
 from analyzer.bottleneck import BottleneckDetector
 from analyzer.census import SUBJECT_COLUMNS, measure_subjects, take_census
 from analyzer.codes import NOT_THERE_YET, Scope, codes, explain, pages, write_pages
@@ -18,12 +19,33 @@ from analyzer.health import HealthDetector
 from analyzer.idle import IdleDetector
 from analyzer.protocols import Detector, Withheld
 from analyzer.settings import AnalyzeSettings
+from analyzer.sharing_memory import SharingMemoryDetector
 from collector.schema import MEASUREMENTS
 from tests.analyzer.conftest import MakeNode
 
 ROOT = Path(__file__).resolve().parents[2]
-DETECTORS: tuple[Detector, ...] = (FragmentationDetector(), IdleDetector(), BottleneckDetector(), HealthDetector())
-PRESENT = {"TT101", "TT111", "TT211", "TT221", "TT301", "TT311", "TT401", "TT402", "TT502", "TT601", "TT604"}
+DETECTORS: tuple[Detector, ...] = (
+    FragmentationDetector(),
+    IdleDetector(),
+    BottleneckDetector(),
+    HealthDetector(),
+    AllocatorDetector(),
+    SharingMemoryDetector(),
+)
+PRESENT = {
+    "TT101",
+    "TT111",
+    "TT211",
+    "TT221",
+    *(f"TT2{n}" for n in (31, 32, 33, 41, 42, 43)),
+    "TT301",
+    "TT311",
+    "TT401",
+    "TT402",
+    "TT502",
+    "TT601",
+    "TT604",
+}
 
 
 def test_every_code_of_the_contract_is_there() -> None:
