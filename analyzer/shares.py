@@ -79,6 +79,7 @@ class Card:
     _slice_columns: np.ndarray
     _wished: dict[str, float]  # pod -> share of a card that it asked for
     _profile_share: dict[str, float]  # MIG profile -> share of the card's SMs
+    units: int = 0  # of which the device plug-in makes the card, under MPS or time slicing; 0: not told
     nameless: bool = False  # others count it and no exporter ever showed it
 
     @property
@@ -144,14 +145,15 @@ class Card:
         """Return the share of the card that each holding is entitled to, (T, S); 0 where it does not live.
 
         From the rows; else 1 for a whole card, the SM share of a MIG profile, or what the pod asked for; else, under
-        MPS and time slicing, an equal part of the card (an estimate: see `quota_estimated`); else NaN.
+        MPS and time slicing, one of the units that the device plug-in makes of a card or, where nobody tells how many,
+        an equal part for each holder (estimates both: see `quota_estimated`); else NaN.
         """
         quota = _carried(self.of_slices("sm_quota_ratio"))
         live = self.held.sum(axis=1)
         for j, holding in enumerate(self.holdings):
             unknown = np.isnan(quota[:, j])
             if self.quota_estimated[j]:
-                quota[unknown, j] = 1.0 / np.maximum(live[unknown], 1)
+                quota[unknown, j] = 1.0 / np.maximum(live[unknown], max(self.units, 1))
             elif unknown.any():
                 quota[unknown, j] = self._granted(holding)
         quota[~self.alive] = 0.0
@@ -159,7 +161,7 @@ class Card:
 
     @cached_property
     def quota_estimated(self) -> npt.NDArray[np.bool_]:
-        """Return whose quota nothing tells, so that an equal part of the card is taken for it, (S,)."""
+        """Return whose quota nothing tells, so that a unit or an equal part of the card is taken for it, (S,)."""
         told = ~np.isnan(self.of_slices("sm_quota_ratio")).all(axis=0)
         units = [h.kind in {"mps", "timeslice"} and math.isnan(self._granted(h)) for h in self.holdings]
         return np.asarray(~told & np.array(units, dtype=bool))
@@ -342,6 +344,7 @@ def _cards(partition: Partition) -> list[Card]:
     wished = _wished_shares(facts, {h.pod for holdings in held.values() for h in holdings})
     found = []
     nameless = [f"unobserved-{n + 1}" for n in range(_unobserved(facts, partition))]
+    units = _units(facts, partition)
     usual = Counter(models[key] for key in models if key[:2] == (partition.cluster, partition.node)).most_common(1)
     for gpu in [*sorted({*rows, *parts, *named["gpu"]}), *nameless]:
         key = (partition.cluster, partition.node, gpu, "")
@@ -373,6 +376,7 @@ def _cards(partition: Partition) -> list[Card]:
                 _slice_columns=columns[slice_where],
                 _wished=wished,
                 nameless=gpu in nameless,
+                units=units,
                 _profile_share={p: board.sm_share(p)[0] for p in profiles if board and p in board.profiles},
             )
         )
@@ -391,6 +395,11 @@ def _unobserved(facts: pd.DataFrame, partition: Partition) -> int:
     ]
     value = to_float(told.sort_values("from", kind="stable")["value"].iloc[-1]) if len(told) else 0.0
     return int(value) if value > 0 else 0
+
+
+def _units(facts: pd.DataFrame, partition: Partition) -> int:
+    told = to_float(hardware_facts(facts, "node", "card_replicas").get((partition.cluster, partition.node, "", "")))
+    return int(told) if told > 1 else 0
 
 
 def _sm_count(fact: str | None, model: str) -> float:

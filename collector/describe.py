@@ -227,8 +227,11 @@ def describe_pods(book: FactBook, kube: KubeState, now: datetime) -> None:
             if resource in resources:
                 book.tell(subject, name, f"{resources[resource]:.15g}", now)
         cards = sum(resources.get(name, 0.0) for name in ("nvidia_com_gpu", "nvidia_com_gpu_shared", "amd_com_gpu"))
+        replicas = kube.replicas_of(node)
         if cards:
-            book.tell(subject, "allocatable_cards", f"{cards:.15g}", now)
+            book.tell(subject, "allocatable_cards", f"{cards / max(replicas, 1):.15g}", now)
+        if replicas > 1:
+            book.tell(subject, "card_replicas", str(replicas), now)
         strategy = kube.sharing_strategy(node)
         if strategy:
             book.tell(subject, "sharing_strategy", strategy, now)

@@ -100,6 +100,11 @@ class KubeState:
         """Return what the node's label says of sharing: `mps`, `time-slicing`, or an empty text."""
         return self.node_labels.get(node, {}).get("label_nvidia_com_gpu_sharing_strategy", "")
 
+    def replicas_of(self, node: str) -> int:
+        """Return of how many units the device plug-in makes each card under MPS or time slicing; 0: not told."""
+        told = self.node_labels.get(node, {}).get(_REPLICAS, "")
+        return int(told) if told.isdigit() else 0
+
     def cards_of(self, node: str, *, shared: bool = False) -> float:
         """Return how many physical cards the scheduler counts on a node; NaN where it does not tell.
 
@@ -118,10 +123,10 @@ class KubeState:
         if any(mig_profile(name) for name, value in resources.items() if value > 0):
             return math.nan  # instances, of how many cards is not said
         units = [resources[name] for name in _WHOLE_RESOURCES if name in resources]
-        replicas = labels.get(_REPLICAS, "")
-        if not replicas.isdigit() and (shared or self.sharing_strategy(node) or "nvidia_com_gpu_shared" in resources):
+        replicas = self.replicas_of(node)
+        if not replicas and (shared or self.sharing_strategy(node) or "nvidia_com_gpu_shared" in resources):
             return math.nan
-        return sum(units) / max(int(replicas or 1), 1) if units else math.nan
+        return sum(units) / max(replicas, 1) if units else math.nan
 
     def workload(self, namespace: str, name: str) -> str:
         """Return the workload of a pod: a label first, then its owner, then its name without hashes."""

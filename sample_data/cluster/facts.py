@@ -19,7 +19,7 @@ from collector.queues import gpu_request
 from collector.schema import NOBODY, UNKNOWN
 from collector.support import architecture_of
 from sample_data.cluster.exporters.dcgm import driver_version, generation_of
-from sample_data.cluster.pods import PodView, listed_pods, sharing_strategy
+from sample_data.cluster.pods import PodView, card_replicas, listed_pods, sharing_strategy
 from sample_data.cluster.readings import REMAP_WARNING_MINUTES
 from sample_data.cluster.simulation import World
 from sample_data.cluster.spec import STEP_SECONDS
@@ -113,6 +113,8 @@ class FactTeller:
             )
             if sharing_strategy(spec, node):
                 yield from _tell(subject, sharing_strategy=sharing_strategy(spec, node))
+            if card_replicas(spec, node):
+                yield from _tell(subject, card_replicas=str(card_replicas(spec, node)))
         yield from self._slices()
         yield from self._workloads()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,6 +17,14 @@ _STRATEGIES = {"mps": "mps"}  # a node that mixes rotating and whole cards has n
 def sharing_strategy(spec: ClusterSpec, node: str) -> str:
     """Return the node's label for the sharing strategy; empty where there is none."""
     return _STRATEGIES.get(next(c.sharing for c in spec.cards if c.node == node), "")
+
+
+def card_replicas(spec: ClusterSpec, node: str) -> int:
+    """Return of how many units the device plug-in makes each card of a node that it shares by MPS; 0: it does not."""
+    if sharing_strategy(spec, node) != "mps":
+        return 0
+    units = Counter(s.card for s in spec.slices if spec.cards[s.card].node == node)
+    return max(units.values(), default=0)
 
 
 @dataclass(frozen=True, slots=True)

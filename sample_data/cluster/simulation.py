@@ -167,7 +167,10 @@ class World:
         used = np.where(self.online, served.finished * self._unit * drag / (STEP_SECONDS * self.sms), grant.granted)
         busy = np.where(self.online, np.minimum(load * (1.0 + 0.5 * (1.0 - load)), 1.0), wave)
 
+        quota = np.where(self.held & self.card_alive[self.card], self._share(), 0.0)  # before a finished job leaves
         steps, discarded = self._jobs(steps)
+        hampered = np.where(self.online, slowing, slowing * grant.stretch)
+        done = np.where(self.online, served.finished, steps) * self._unit  # solo SM-seconds
         power = self.thermals
         power.move(self._sum_cards(used * self._intensity), day.clock[:, column], self.card_alive)
         self.energy_joules += power.power * STEP_SECONDS
@@ -200,6 +203,10 @@ class World:
             wave=wave,
             activity=activity,
             discarded=discarded,
+            quota=quota,
+            contention=done * (hampered - 1.0),
+            throttling=done * hampered * (1.0 / clock[self.card] - 1.0),
+            late=np.where(self.online, served.finished - within, 0.0) * self._unit,
         )
         self._schedule(day.jobs[column])
         self.minute += 1
@@ -313,6 +320,12 @@ class World:
             if holder is not None and holder.pod.startswith(f"{job.name}-"):
                 self.holders[i] = None
 
+    def _share(self) -> FloatArray:
+        """Return the share of its card that each slice stands for; in a rotation everyone has the same."""
+        rotating = self.kind == "timeslice"
+        members = np.bincount(self.card, weights=rotating & self.held, minlength=len(self.spec.cards))
+        return np.asarray(np.where(rotating, 1.0 / np.maximum(members, 1.0)[self.card], self.quota))
+
     # -- sums ------------------------------------------------------------------------------------------------------
 
     def _sum_cards(self, values: FloatArray) -> FloatArray:
@@ -349,6 +362,10 @@ class World:
         wave: FloatArray,
         activity: FloatArray,
         discarded: float,
+        quota: FloatArray,
+        contention: FloatArray,
+        throttling: FloatArray,
+        late: FloatArray,
     ) -> None:
         services = len(self.spec.services)
         online = self.online
@@ -371,6 +388,10 @@ class World:
                 lost_sm_seconds=discarded,
                 held_sm_seconds=float((np.minimum(self._sum_cards(held), 1.0) * self._card_sms).sum() * STEP_SECONDS),
                 waiting=0,
+                quota=quota,
+                contention=contention,
+                throttling=throttling,
+                late=late,
             )
         )
 

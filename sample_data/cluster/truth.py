@@ -29,6 +29,10 @@ class Minute:
     lost_sm_seconds: float  # to restarts and evictions
     held_sm_seconds: float  # held by somebody
     waiting: int  # jobs that wait at the end of the minute
+    quota: FloatArray  # per slice: share of the card that somebody holds; 0: nobody, or the card is gone
+    contention: FloatArray  # per slice: SM-seconds that neighbours cost it
+    throttling: FloatArray  # per slice: SM-seconds that a lowered clock cost it
+    late: FloatArray  # per slice: solo SM-seconds of requests that came too late
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sample_data.cluster.exporters.text import head
-from sample_data.cluster.pods import PodView, listed_pods, sharing_strategy
+from sample_data.cluster.pods import PodView, card_replicas, listed_pods, sharing_strategy
 from sample_data.cluster.simulation import World
 from sample_data.cluster.streams import hex_name
 
@@ -51,7 +51,9 @@ class KubeExporter:
         for node in sorted({c.node for c in spec.cards}):
             cards = [c for n, c in enumerate(spec.cards) if c.node == node and self.world.card_alive[n]]
             resources = [("cpu", "core", spec.node_cpu_cores), ("memory", "byte", spec.node_memory_bytes)]
-            resources.append(("nvidia_com_gpu", "integer", len(cards)))
+            replicas = card_replicas(spec, node)
+            shared = ("nvidia_com_gpu_shared", "integer", len(cards) * replicas)
+            resources.append(shared if replicas else ("nvidia_com_gpu", "integer", len(cards)))
             families["kube_node_status_allocatable"] += [
                 f'kube_node_status_allocatable{{node="{node}",resource="{r}",unit="{u}"}} {v}' for r, u, v in resources
             ]
@@ -60,6 +62,8 @@ class KubeExporter:
             strategy = sharing_strategy(spec, node)
             if strategy:
                 labels += f',label_nvidia_com_gpu_sharing_strategy="{strategy}"'
+            if replicas:
+                labels += f',label_nvidia_com_gpu_replicas="{replicas}"'
             families["kube_node_labels"].append(f"kube_node_labels{{{labels}}} 1")
 
     def _block(self, pod: PodView) -> dict[str, list[str]]:
