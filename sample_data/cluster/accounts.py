@@ -2,7 +2,7 @@
 
 Level 1: used + reserved + wasted + free + stranded = capacity (nothing is unobserved to one who knows all). What nobody
 holds is free where some request of the run would fit there in that minute, else stranded. Level 2: useful + contention
-+ throttling + overhead = used; overhead is work that came too late, or that an eviction threw away.
++ throttling + overhead + unrated = used; overhead is work that came too late, and use in which nothing was finished.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def true_ledger(truth: Truth, reserves: Mapping[tuple[str, str], float]) -> dict
     terms["wasted"] = (unused @ onto).sum(axis=0) * sms - terms["reserved"]
     for name, field in (("useful", "useful"), ("contention", "contention"), ("throttling", "throttling")):
         terms[name] = sum((getattr(m, field) for m in truth.minutes), np.zeros(len(card))) @ onto
-    terms["overhead"] = sum((m.late for m in truth.minutes), np.zeros(len(card))) @ onto
     countless = np.array([s.role == "held" for s in spec.slices])
+    terms["overhead"] = (sum((m.vain for m in truth.minutes), np.zeros(len(card))) * ~countless) @ onto
     terms["unrated"] = (np.stack([m.used for m in truth.minutes]).sum(axis=0) * countless) @ onto
     return terms
 
@@ -106,8 +106,7 @@ def _instance_fits(spec: ClusterSpec, members: list[SliceSpec], held: npt.NDArra
     taken = {k for s in members for k in range(s.start, s.start + MIG_PROFILES[s.profile].memory_slices)}
     compute = 7 - sum(int(s.profile[0]) for s in members)
     return any(
-        int(profile[0]) <= compute
-        and not taken & set(range(start, start + MIG_PROFILES[profile].memory_slices))
+        int(profile[0]) <= compute and not taken & set(range(start, start + MIG_PROFILES[profile].memory_slices))
         for profile in asked
         for start in _MIG_STARTS[profile]
     )

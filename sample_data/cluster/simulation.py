@@ -206,7 +206,11 @@ class World:
             quota=quota,
             contention=done * (hampered - 1.0),
             throttling=done * hampered * (1.0 / clock[self.card] - 1.0),
-            late=np.where(self.online, served.finished - within, 0.0) * self._unit,
+            vain=np.where(
+                self.online,
+                (served.finished - within) * self._unit,
+                used * self.sms * STEP_SECONDS - steps * self._unit * drag * grant.stretch,
+            ),
         )
         self._schedule(day.jobs[column])
         self.minute += 1
@@ -365,7 +369,7 @@ class World:
         quota: FloatArray,
         contention: FloatArray,
         throttling: FloatArray,
-        late: FloatArray,
+        vain: FloatArray,
     ) -> None:
         services = len(self.spec.services)
         online = self.online
@@ -391,7 +395,7 @@ class World:
                 quota=quota,
                 contention=contention,
                 throttling=throttling,
-                late=late,
+                vain=vain,
             )
         )
 

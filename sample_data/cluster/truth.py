@@ -32,7 +32,7 @@ class Minute:
     quota: FloatArray  # per slice: share of the card that somebody holds; 0: nobody, or the card is gone
     contention: FloatArray  # per slice: SM-seconds that neighbours cost it
     throttling: FloatArray  # per slice: SM-seconds that a lowered clock cost it
-    late: FloatArray  # per slice: solo SM-seconds of requests that came too late
+    vain: FloatArray  # per slice: SM-seconds of requests that came too late, and of a job's minute after its end
 
 
 @dataclass(slots=True)

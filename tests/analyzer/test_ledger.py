@@ -56,6 +56,19 @@ def test_used_wasted_and_free(make_node: MakeNode) -> None:
     assert by_tenant["unaccounted_1"].abs().max() == pytest.approx(0.0, abs=1e-6)
 
 
+def test_of_a_card_that_is_made_of_units_each_holder_has_one(make_node: MakeNode) -> None:
+    node = make_node(HOURS)
+    node.card(sm_active_ratio=0.2)
+    node.slice("a", busy_ratio=0.5)
+    node.slice("b", tenant="other", busy_ratio=0.0)
+    assert shares(ledger(node).fleet)["free"] == 0.0  # nobody tells how many units: equal parts of the card
+    node.fact("node", "card_replicas", "4")
+    got = ledger(node)
+    terms = shares(got.fleet)
+    assert (terms["used"], terms["wasted"], terms["free"]) == (0.2, 0.3, 0.5)
+    assert len(got.estimated_quota) == 2
+
+
 def test_borrowing_eats_what_others_do_not_use(make_node: MakeNode) -> None:
     node = make_node(HOURS)
     node.card(sm_active_ratio=0.9)

@@ -414,6 +414,15 @@ def test_namespace_quotas_and_nodes(api: Api, polled: Polled) -> None:
     assert told["sharing_strategy"] == "mps"
 
 
+def test_units_of_a_shared_card_are_no_cards(api: Api, polled: Polled) -> None:
+    labels = {"nvidia.com/gpu.sharing-strategy": "mps", "nvidia.com/gpu.replicas": "4"}
+    status = {"allocatable": {"nvidia.com/gpu.shared": "8"}}
+    api.lists[NODES] = [{"metadata": {"name": "n1", "labels": labels}, "status": status}]
+    polled.poll()
+    told = {f.name: f.value for f in polled.batch.facts if f.subject.node == "n1"}
+    assert (told["allocatable_cards"], told["card_replicas"]) == ("2", "4")
+
+
 def test_out_of_memory_of_a_container_is_an_event(api: Api, polled: Polled) -> None:
     pod = gpu_pod("t-0", node="n1")
     pod["status"]["containerStatuses"] = [

@@ -1,0 +1,142 @@
+"""The ledger against the truth of the simulated cluster: what each term misses, and what is unaccounted.
+
+A day of the preset cluster, read from telemetry alone, beside its true ledger; some services keep a declared floor, so
+that reserve is told from waste. Real logs and pods of the shared data (`gpu_logs`): what is missing is unobserved.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from analyzer.energy import attribute_energy
+from analyzer.ledger import LEVEL_1, LEVEL_2, Ledger, conclude_ledger, measure_ledger
+from analyzer.protocols import Context, Partition
+from analyzer.settings import AnalyzeSettings
+from benchmarks.figures import Figure, figure
+from collector.clock import VirtualClock
+from collector.collect import Collector
+from collector.declarations import ResolvedWorkload, WorkloadDeclaration
+from collector.settings import StoreSettings
+from collector.store import EmbeddedStore
+from collector.window import Window
+from sample_data.cluster import SimulatedCluster
+from sample_data.cluster.accounts import true_ledger
+from sample_data.cluster.presets import mixed
+from sample_data.cluster.source import SimulatedSource
+from sample_data.cluster.spec import STEP_SECONDS, ClusterSpec
+from sample_data.cluster.truth import Truth
+from tuner.service.analyse import partitions
+
+SEEDS = (11, 12)  # nothing was chosen by these
+HOURS = 24
+_POINTS = 0.03
+_UNACCOUNTED = 0.001
+_FLOOR_OF_QUOTA = 0.6  # of the services of one tenant
+_FLOOR_TENANT = "vision"
+
+
+def run(seeds: Sequence[int] = SEEDS, hours: int = HOURS) -> list[Figure]:
+    """Measure every seed."""
+    figures: list[Figure] = []
+    for seed in seeds:
+        spec, truth, nodes = simulate(seed, hours)
+        reserves = floors(spec)
+        start = time.process_time()
+        told = conclude_ledger([measure_ledger(node) for node in nodes], _context(nodes, reserves))
+        spent = time.process_time() - start
+        figures += against_truth(f"seed {seed}", told, truth, reserves)
+        figures += _energy(f"seed {seed}", nodes)
+        days = sum(n.gpu.groupby(["node", "gpu"]).ngroups for n in nodes) * hours / 24
+        figures.append(figure(f"seed {seed}: CPU of the ledger, a card and day", spent / days * 1000, "ms"))
+    return figures
+
+
+def simulate(seed: int, hours: int) -> tuple[ClusterSpec, Truth, list[Partition]]:
+    """Run the preset as its owners set it up; return its truth and what telemetry told, a partition a node."""
+    spec = mixed(seed)
+    cluster, clock = SimulatedCluster(spec), VirtualClock(spec.start)
+    with tempfile.TemporaryDirectory() as folder:
+        store = EmbeddedStore(StoreSettings(path=Path(folder) / "store"))
+        try:
+            collector = Collector([SimulatedSource(cluster)], store, clock, float(STEP_SECONDS))
+            for _ in range(hours * 60):
+                cluster.step()
+                clock.advance(STEP_SECONDS)
+                collector.run_once(clock.now())
+            window = Window(spec.start, cluster.now)
+            return spec, cluster.truth, list(partitions(store, window, float(STEP_SECONDS), AnalyzeSettings()))
+        finally:
+            store.close()
+
+
+def floors(spec: ClusterSpec) -> dict[tuple[str, str], float]:
+    """Return what the services of one tenant keep on purpose, as a share of a card."""
+    kept = [s for s in spec.slices if s.online and s.tenant == _FLOOR_TENANT]
+    return {(s.tenant, s.name): _FLOOR_OF_QUOTA * s.sm_quota for s in kept}
+
+
+def _context(nodes: Sequence[Partition], reserves: Mapping[tuple[str, str], float]) -> Context:
+    promises = {
+        key: ResolvedWorkload(
+            tenant=key[0],
+            workload=key[1],
+            declaration=WorkloadDeclaration(floor=floor),
+            declared=True,
+            origin={"floor": "config"},
+        )
+        for key, floor in reserves.items()
+    }
+    facts = pd.concat([node.facts for node in nodes]).drop_duplicates(ignore_index=True)
+    return Context(
+        window=nodes[0].window,
+        interval_seconds=float(STEP_SECONDS),
+        facts=facts,
+        queues=pd.DataFrame(),
+        forecasts=pd.DataFrame(),
+        declarations=promises,
+        simulated=True,
+    )
+
+
+def against_truth(name: str, told: Ledger, truth: Truth, reserves: Mapping[tuple[str, str], float]) -> list[Figure]:
+    """Compare every term with the truth, in shares of the capacity of all cards."""
+    capacity = float(told.fleet["capacity"])
+    terms = {term: float(values.sum()) for term, values in true_ledger(truth, reserves).items()}
+    lost = sum(m.lost_sm_seconds for m in truth.minutes)  # evictions threw finished work away
+    terms["useful"] -= lost
+    terms["overhead"] += lost
+    figures = [
+        figure(
+            f"{name}: {term}, off the truth",
+            abs(float(told.fleet[term]) - terms[term]) / capacity,
+            "of capacity",
+            peer=terms[term] / capacity,
+            peer_name="truth",
+            at_most=_POINTS,
+        )
+        for term in (*LEVEL_1[:-1], *LEVEL_2)
+    ]
+    unobserved, level_1 = float(told.fleet["unobserved"]), float(told.fleet["unaccounted_1"])
+    worst = float(np.abs(told.gpus["unaccounted_1"] / told.gpus["capacity"]).max())
+    return [
+        *figures,
+        figure(f"{name}: unobserved (outages of exporters)", unobserved / capacity, "of capacity"),
+        figure(f"{name}: level 1 unaccounted", abs(level_1) / capacity, "of capacity", at_most=_UNACCOUNTED),
+        figure(f"{name}: level 1 unaccounted, worst card", worst, "of capacity", at_most=_UNACCOUNTED),
+        figure(f"{name}: level 2 unaccounted", float(told.fleet["unaccounted_2"]) / capacity, "of capacity"),
+    ]
+
+
+def _energy(name: str, nodes: Sequence[Partition]) -> list[Figure]:
+    told = pd.concat([attribute_energy(node) for node in nodes])["joules"].sum()
+    meter = sum(
+        np.nansum(np.where(n.gpu["energy_joules"].isna(), n.gpu["power_watts"] * STEP_SECONDS, n.gpu["energy_joules"]))
+        for n in nodes
+    )
+    return [figure(f"{name}: joules attributed, off the meters", abs(told / meter - 1), "ratio", at_most=1e-9)]
