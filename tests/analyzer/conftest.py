@@ -88,16 +88,18 @@ class Node:
         if not waiting:
             self.fact("pod", "started", "1", thing=pod)
 
-    def event(self, code: str, message: str, minute: float, gpu: str = "GPU-1", severity: str = "error") -> None:
+    def event(
+        self, code: str, message: str, minute: float, gpu: str = "GPU-1", severity: str = "error", **about: str
+    ) -> None:
         self._events.append(
             {
                 "time": self.window.start + timedelta(minutes=minute),
-                "kind": "gpu",
+                "kind": about.get("kind", "gpu"),
                 "cluster": "c",
                 "node": self.name,
-                "gpu": gpu,
-                "slice": "",
-                "object": "",
+                "gpu": gpu if about.get("kind") != "pod" else "",
+                "slice": about.get("part", ""),
+                "object": about.get("thing", ""),
                 "code": code,
                 "severity": severity,
                 "message": message,

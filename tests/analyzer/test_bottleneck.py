@@ -1,4 +1,4 @@
-"""TT401 and TT402."""
+"""TT401 to TT410."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analyzer.bottleneck import BottleneckDetector, hold, limit_scores
+from analyzer.bottleneck import BottleneckDetector
+from analyzer.bottleneck_scores import hold, limit_scores
 from analyzer.findings import Finding, Role
 from analyzer.protocols import Conclusion
 from tests.analyzer.conftest import MakeNode, Node
@@ -104,8 +105,10 @@ def test_a_profile_of_unknown_share_is_withheld(make_node: MakeNode) -> None:
     node = make_node(hours=4)
     node.card()
     node.slice("gi3", kind="mig", profile="2g.99gb", sm_quota_ratio=0.2, sm_active_ratio=0.1, dram_active_ratio=0.1)
-    got = judge(node)
-    assert {w.reason for w in got.withheld} == {"share of memory slices of 2g.99gb is not known"}
+    reasons = {w.code: w.reason for w in judge(node).withheld if w.slice}
+    assert reasons["TT402"] == "share of memory slices of 2g.99gb is not known"
+    assert reasons["TT401"] == "no any pipe (tensor, fp16, fp32, fp64)"  # it needs no memory slices
+    assert reasons["TT404"] == "PCIe and NVLink are counted of the card, not of its instances"
 
 
 def test_shared_cards_speak_for_the_card(make_node: MakeNode) -> None:
@@ -117,7 +120,21 @@ def test_shared_cards_speak_for_the_card(make_node: MakeNode) -> None:
     finding = only(got)
     assert (finding.subject(Role.SUBJECT).slice, finding.subject(Role.SUBJECT).gpu) == ("", "GPU-1")
     assert finding.claim.startswith("what shares GPU-1")
-    assert {(w.code, w.slice) for w in got.withheld} == {(c, s) for c in ("TT401", "TT402") for s in "ab"}
+    about = {w.slice for w in got.withheld if w.code == "TT402" and "see what is said of the card" in w.reason}
+    assert about == {"a", "b"}
+
+
+def test_a_slice_is_judged_while_it_has_the_card_to_itself(make_node: MakeNode) -> None:
+    node = make_node(hours=6)
+    mine = np.arange(360) < 180
+    node.card(sm_active_ratio=0.5, engine_active_ratio=0.9, dram_active_ratio=0.7, tensor_active_ratio=0.1)
+    node.slice("a", sm_quota_ratio=0.5, busy_ratio=np.where(mine, 0.9, 0.0))
+    node.slice("b", sm_quota_ratio=0.5, busy_ratio=np.where(mine, 0.0, 0.9))
+    found = {f.subject(Role.SUBJECT).slice: f for f in judge(node).findings if f.code == "TT402"}
+    assert set(found) == {"", "a", "b"}
+    assert "while alone on it" in found["a"].claim
+    assert found["a"].evidence["counters"] == "alone"
+    assert found["a"].evidence["working_windows"] == 18
 
 
 def test_a_slice_that_works_alone_on_a_shared_card_has_the_cards_counters(make_node: MakeNode) -> None:
@@ -128,34 +145,142 @@ def test_a_slice_that_works_alone_on_a_shared_card_has_the_cards_counters(make_n
     assert {f.subject(Role.SUBJECT).slice for f in judge(node).findings} == {"", "a"}
 
 
+ALL = {
+    "sm_active_ratio": 0.3,
+    "engine_active_ratio": 0.3,
+    "busy_ratio": 0.4,
+    "dram_active_ratio": 0.2,
+    "fp16_active_ratio": 0.2,
+    "pcie_rx_bytes_per_second": 1e9,
+    "throttle_power_ratio": 0.0,
+    "throttle_thermal_ratio": 0.0,
+    "sm_clock_hertz": 1.7e9,
+    "memory_used_bytes": 40 * 2**30,
+    "memory_free_bytes": 40 * 2**30,
+}
+
+
+def complete(make_node: MakeNode, *, without: str = "", **fields: Any) -> Node:
+    node = make_node(hours=4)
+    node.card(**{name: value for name, value in (ALL | fields).items() if name != without})
+    node.fact("gpu", "model", "NVIDIA H100 80GB HBM3", gpu="GPU-1")
+    node.slice("whole", kind="whole")
+    if without != "cpu_busy_ratio":
+        node.rows("node", {}, {"cpu_busy_ratio": 0.3})
+    return node
+
+
+def test_with_all_evidence_nothing_is_withheld(make_node: MakeNode) -> None:
+    got = judge(complete(make_node))
+    assert [(w.code, w.applicable) for w in got.withheld] == [("TT410", False)]
+    assert {f.code for f in got.findings} <= {"TT321"}
+
+
 @pytest.mark.parametrize(
-    ("fields", "reason", "applicable"),
+    ("absent", "codes"),
     [
-        ({"tensor_active_ratio": 0.5}, "no dram_active_ratio", True),
-        ({"dram_active_ratio": 0.5}, "no any pipe (tensor, fp16, fp32, fp64)", True),
-        (
-            {"sm_active_ratio": 0.01, "engine_active_ratio": 0.01, "dram_active_ratio": 0.0, "fp16_active_ratio": 0.0},
-            "hardly worked in the window",
-            False,
-        ),
-        (
-            {"dram_active_ratio": np.where(np.arange(240) < 60, 0.5, np.nan), "fp16_active_ratio": 0.5},
-            "samples cover less than 50% of its life in the window",
-            True,
-        ),
+        ("sm_active_ratio", {"TT401", "TT404", "TT407", "TT408"}),
+        ("engine_active_ratio", {"TT408", "TT409"}),
+        ("dram_active_ratio", {"TT402", "TT407"}),
+        ("fp16_active_ratio", {"TT401", "TT402", "TT407"}),
+        ("pcie_rx_bytes_per_second", {"TT404"}),
+        ("throttle_power_ratio", {"TT405"}),
+        ("sm_clock_hertz", {"TT405"}),
+        ("throttle_thermal_ratio", {"TT406"}),
+        ("memory_used_bytes", {"TT403", "TT321"}),
+        ("cpu_busy_ratio", {"TT409"}),
     ],
 )
-def test_missing_evidence_is_named(make_node: MakeNode, fields: dict[str, Any], reason: str, applicable: bool) -> None:
-    got = judge(whole(make_node, **fields))
-    assert got.findings == []
-    assert {(w.reason, w.applicable) for w in got.withheld} == {(reason, applicable)}
+def test_only_the_verdicts_that_need_a_field_are_withheld(make_node: MakeNode, absent: str, codes: set[str]) -> None:
+    got = judge(complete(make_node, without=absent))
+    assert {w.code for w in got.withheld if w.applicable} == codes
+    assert all(w.reason.startswith("no ") for w in got.withheld)
+    declared = {code for code, need in BottleneckDetector.needs.items() if absent in str(need)}
+    assert codes <= declared | {"TT321"}
+
+
+def test_work_that_hardly_works_is_not_meant(make_node: MakeNode) -> None:
+    got = judge(complete(make_node, sm_active_ratio=0.01, engine_active_ratio=0.01, busy_ratio=0.01))
+    assert {(w.reason, w.applicable) for w in got.withheld if w.code != "TT410"} == {
+        ("hardly worked in the window", False)
+    }
+
+
+def test_thin_samples_are_withheld(make_node: MakeNode) -> None:
+    some = np.where(np.arange(240) < 60, 0.5, np.nan)
+    got = judge(complete(make_node, dram_active_ratio=some))
+    thin = "samples cover less than 50% of its life in the window"
+    assert {w.code for w in got.withheld if w.reason == thin} == {"TT402", "TT407"}
 
 
 def test_a_short_life_is_withheld(make_node: MakeNode) -> None:
     node = make_node(hours=4)
     node.card(sm_active_ratio=0.9, dram_active_ratio=0.5, fp16_active_ratio=0.7)
     node.slice("whole", kind="whole", keep=np.arange(240) < 25)
-    assert {w.reason for w in judge(node).withheld} == {"lived for less than 30 min of the window"}
+    reasons = {w.code: w.reason for w in judge(node).withheld}
+    assert reasons["TT401"] == reasons["TT402"] == "lived for less than 30 min of the window"
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "words"),
+    [
+        ({"pcie_rx_bytes_per_second": 50e9}, "TT404", "PCIe or NVLink"),
+        ({"throttle_power_ratio": 0.6, "sm_clock_hertz": 1.4e9}, "TT405", "its power cap"),
+        ({"throttle_thermal_ratio": 0.3}, "TT406", "heat"),
+        ({"sm_active_ratio": 0.9, "fp16_active_ratio": 0.1}, "TT407", "latency"),
+        ({"engine_active_ratio": 0.95, "sm_active_ratio": 0.1, "busy_ratio": 1.0}, "TT408", "overstates the SMs 10.0"),
+    ],
+)
+def test_each_class_is_told(make_node: MakeNode, fields: dict[str, float], code: str, words: str) -> None:
+    found = {f.code: f for f in judge(complete(make_node, **fields)).findings if f.code != "TT321"}
+    assert code in found
+    assert words in found[code].claim
+    assert len(found[code].evidence["runners_up"]) == 2
+    assert found[code].subject(Role.SUBJECT).slice == ("" if code in {"TT405", "TT406"} else "whole")
+    json.dumps(found[code].to_json(), allow_nan=False)
+
+
+def test_a_power_cap_that_costs_no_clock_is_no_limit(make_node: MakeNode) -> None:
+    got = judge(complete(make_node, throttle_power_ratio=0.9, sm_clock_hertz=1.9e9))
+    assert not [f for f in got.findings if f.code == "TT405"]
+
+
+def test_a_busy_host_starves_the_card(make_node: MakeNode) -> None:
+    node = make_node(hours=4)
+    node.card(**ALL)
+    node.slice("whole", kind="whole")
+    node.rows("node", {}, {"cpu_busy_ratio": 0.97})
+    assert [f.code for f in judge(node).findings if f.code != "TT321"] == ["TT409"]
+
+
+def test_full_memory_is_a_limit_only_where_work_is_turned_away(make_node: MakeNode) -> None:
+    for preempted, told in ((0.0, []), (2.0, ["TT403"])):
+        node = make_node(hours=4)
+        node.card(**ALL)
+        node.slice("whole", kind="whole", kv_cache_used_ratio=0.99, preemption_count=preempted)
+        assert [f.code for f in judge(node).findings if f.code == "TT403"] == told
+
+
+def test_pods_killed_for_memory_count(make_node: MakeNode) -> None:
+    node = make_node(hours=4)
+    node.card(**ALL)
+    node.fact("gpu", "memory_total_bytes", str(41 * 2**30), gpu="GPU-1")
+    node.slice("whole", kind="whole", pod="team/app-0")
+    for minute in range(0, 240, 10):
+        node.event("oom", "container main was killed: out of memory", minute, kind="pod", thing="team/app-0")
+    assert [f.code for f in judge(node).findings if f.code == "TT403"] == ["TT403"]
+
+
+@pytest.mark.parametrize(("kind", "told"), [("vgpu", True), ("timeslice", False)])
+def test_a_hard_quota(make_node: MakeNode, kind: str, told: bool) -> None:
+    node = make_node(hours=4)
+    node.card(sm_active_ratio=0.5, engine_active_ratio=0.6, busy_ratio=0.6)
+    node.slice("a", kind=kind, sm_quota_ratio=0.3, busy_ratio=0.3)
+    node.slice("b", kind=kind, sm_quota_ratio=0.7, busy_ratio=0.3)
+    got = judge(node)
+    assert [f.subject(Role.SUBJECT).slice for f in got.findings if f.code == "TT410"] == (["a"] if told else [])
+    foreign = {w.slice for w in got.withheld if w.code == "TT410" and not w.applicable}
+    assert foreign == (set() if told else {"a", "b"})
 
 
 def test_nobody_holds_it(make_node: MakeNode) -> None:

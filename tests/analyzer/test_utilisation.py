@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analyzer.bottleneck import overstated_by
+from analyzer.bottleneck_scores import overstated_by
 from analyzer.energy import attribute_energy, attribute_power, idle_watts
 from analyzer.shares import cards, cost_of, quota_use
 from tests.analyzer.conftest import MakeNode
