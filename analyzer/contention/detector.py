@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pandas as pd
 from threadpoolctl import threadpool_limits
 
+from analyzer.contention.experiment import (
+    RISK,
+    Experiment,
+    PairKey,
+    describe_experiment,
+    evidence_of,
+    experiments,
+    holder_name,
+    judge_experiment,
+    with_experiment,
+)
 from analyzer.contention.pairs import measure_card
-from analyzer.contention.record import PairMeasure
+from analyzer.contention.record import THROTTLE, PairMeasure
 from analyzer.contention.series import cards
 from analyzer.contention.verdict import Judgement, benjamini_hochberg, describe, judge, risk
-from analyzer.findings import Effect, Finding, Role, SubjectRef, Verdict, make_finding
+from analyzer.findings import Effect, Finding, Role, SubjectRef, Verdict, make_finding, plain
 from analyzer.protocols import Conclusion, Context, Needs, Partition, Withheld
 from analyzer.settings import AnalyzeSettings
 
@@ -85,22 +96,28 @@ class ContentionDetector:
     def conclude(self, measures: pd.DataFrame, context: Context) -> Conclusion:
         """Control false discoveries over the fleet and give every pair its verdict.
 
-        Each pair is exactly one finding, or (where it could not be tested) one entry of `withheld`.
+        Each pair is exactly one finding, or (where nothing could test it) one entry of `withheld`. A pair that was
+        tried out by a probe lately is judged by that.
         """
         pairs = [_pair(row) for row in measures.to_dict("records")]
         pairs.sort(key=lambda pair: (pair.cluster, pair.node, pair.gpu, pair.victim, pair.suspect))
         quality = benjamini_hochberg([pair.p for pair in pairs])
+        tried = experiments(context.facts, context.window.end)
+        rates = {"fdr": self._settings.fdr, "effect_floor": self._settings.contention_effect_floor}
         findings: list[Finding] = []
         withheld: list[Withheld] = []
         for pair, q in zip(pairs, quality, strict=True):
-            if pair.untested:
+            experiment = tried.get(_key(pair))
+            shown = None if experiment is None else judge_experiment(experiment, **rates)
+            if experiment is not None and shown is not None:
+                findings.append(_by_experiment(pair, experiment, shown, context))
+                continue
+            if pair.untested and THROTTLE not in pair.needs:
                 reason = f"{pair.suspect} against it: {pair.untested}; needs {pair.needs}"
                 withheld.append(Withheld(CODE, pair.cluster, pair.node, pair.gpu, pair.victim, reason))
                 continue
-            judgement = judge(
-                pair, float(q), fdr=self._settings.fdr, effect_floor=self._settings.contention_effect_floor
-            )
-            findings.append(_finding(pair, float(q), judgement, context))
+            finding = _finding(pair, float(q), judge(pair, float(q), **rates), context)
+            findings.append(finding if experiment is None else _with_probe(finding, experiment))
         findings.sort(key=lambda f: (_ORDER[f.verdict], -(f.effect.value if f.effect else 0.0), f.id))
         return Conclusion(findings, withheld)
 
@@ -110,6 +127,28 @@ def _pair(row: dict[Hashable, Any]) -> PairMeasure:
     for name in _TEXT:
         values[name] = values[name] if isinstance(values[name], str) else ""
     return PairMeasure(**values)
+
+
+def _key(pair: PairMeasure) -> PairKey:
+    victim = holder_name(pair.victim_tenant, pair.victim_workload, pair.victim)
+    suspect = holder_name(pair.suspect_tenant, pair.suspect_workload, pair.suspect)
+    return pair.cluster, pair.node, pair.gpu, victim, suspect
+
+
+def _by_experiment(pair: PairMeasure, experiment: Experiment, judgement: Judgement, context: Context) -> Finding:
+    tried = with_experiment(pair, experiment)
+    watched = {"p": pair.p, "effect": pair.effect, "lower": pair.effect_lower, "upper": pair.effect_upper}
+    finding = _with_probe(_finding(tried, experiment.q, judgement, context), experiment)
+    return replace(
+        finding,
+        claim=describe_experiment(tried, judgement),
+        risk=RISK,
+        evidence={**finding.evidence, "watched": plain(watched)},
+    )
+
+
+def _with_probe(finding: Finding, experiment: Experiment) -> Finding:
+    return replace(finding, evidence={**finding.evidence, "probe": evidence_of(experiment)})
 
 
 def _finding(pair: PairMeasure, q: float, judgement: Judgement, context: Context) -> Finding:

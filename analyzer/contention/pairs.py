@@ -11,7 +11,7 @@ from analyzer.contention.channel import PIPE_CHANNELS, name_channel, partial_r2
 from analyzer.contention.controls import Projection, ewma
 from analyzer.contention.design import Design, Residualiser, twins_of
 from analyzer.contention.direction import direction, shifted
-from analyzer.contention.record import PairMeasure
+from analyzer.contention.record import THROTTLE, PairMeasure
 from analyzer.contention.series import MIN_SAMPLES, Bools, Card, Floats, Lane, Signal, fill
 from analyzer.contention.shift import SHIFT_SAMPLES, ShiftTest, shift_test, short_test
 from analyzer.contention.vetoes import Rival, dominant_rival, episodes, influence
@@ -134,12 +134,14 @@ class _Meeting:
             return f"the two shared the card for {self.overlap} samples", "a longer time together"
         if self.suspect_coverage < coverage_floor:
             return f"only {self.suspect_coverage:.0%} of the suspect's samples are there", "a source without gaps"
+        if self.high < _MIN_SWING:
+            return f"the suspect is idle (at most {self.high:.1%} of the card)", "a time in which the suspect works"
         if self.swing < self.needed_swing:
             reason = f"the suspect hardly varies (between {self.low:.0%} and {self.high:.0%} of the card)"
-            return reason, "a time in which the suspect stops, or a short throttle of it"
+            return reason, f"a time in which the suspect stops, or {THROTTLE}"
         if self.episodes < 2:
             reason = "the suspect rose only once: it would rest on a single event"
-            return reason, "a second start of the suspect, or a short throttle of it"
+            return reason, f"a second start of the suspect, or {THROTTLE}"
         return None
 
 
@@ -213,7 +215,7 @@ def _measure_pair(card: Card, design: Design, suspect: Lane, place: _Place, vict
         return replace(
             blank,
             untested="the suspect's activity is all explained by load, hour, clock and other co-runners",
-            needs="a change of the suspect at another hour, or a short throttle of it",
+            needs=f"a change of the suspect at another hour, or {THROTTLE}",
         )
     test = regression.test()
     if test is None:

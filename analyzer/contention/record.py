@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+THROTTLE = "a short throttle of it"  # among the needs of a pair that only an experiment can decide
+
 
 @dataclass(frozen=True, slots=True)
 class PairMeasure:

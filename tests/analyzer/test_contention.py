@@ -86,8 +86,8 @@ def said(conclusion: Conclusion, victim: str = "v", suspect: str = "a") -> str:
         ("null_randomwalk", {"no effect found", "cannot tell"}),
         ("null_few", {"withheld", "no effect found", "cannot tell"}),
         ("null_deploy", {"withheld", "cannot tell"}),
-        ("arrival_step", {"withheld", "cannot tell"}),
-        ("always_on", {"withheld"}),
+        ("arrival_step", {"cannot tell"}),
+        ("always_on", {"cannot tell"}),
         ("hidden_third", {"no effect found", "cannot tell", "withheld", "suspected"}),
     ],
 )
@@ -135,8 +135,10 @@ def test_every_pair_is_counted_once() -> None:
 
 
 def test_what_cannot_be_tested_says_what_would_decide_it() -> None:
-    withheld = [entry.reason for entry in conclude(world("always_on")).withheld]
-    assert any("hardly varies" in reason and "short throttle" in reason for reason in withheld)
+    finding = pair(conclude(world("always_on")))
+    assert finding is not None
+    assert "hardly varies" in finding.claim
+    assert any("short throttle" in need for need in finding.needs)
 
 
 def test_a_late_effect_has_its_lag() -> None:
