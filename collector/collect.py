@@ -19,7 +19,7 @@ from collector.clock import Clock, grid_floor
 from collector.errors import InputRejectedError, UnreachableError
 from collector.plugins import SourceContext
 from collector.protocols import Source, Store
-from collector.readings import Gathering, Readings
+from collector.readings import Readings
 from collector.schedule import spread_seconds
 from collector.scrape import ScrapeSource
 from collector.slots import target_key
@@ -100,16 +100,17 @@ class Collector:
         self._interval = interval_seconds
         self._metrics = metrics
         self.unwritten = 0
-        self._assemblers: dict[SourceContext, Assembler] = {}
-        for source in self._sources:
-            if isinstance(source, Gathering):
-                self._assemblers.setdefault(source.assembler.context, source.assembler)
-        self._blind = dict.fromkeys(self._assemblers, False)
         self._readings = Readings(self._sources, patience_seconds=_PATIENCE_SHARE * interval_seconds)
-        self._keepers = self._list_keepers()
-        self._state = None if state_path is None else StateFile(state_path)
+        self._assemblers: dict[SourceContext, Assembler] = {}
+        self._noticing: list[tuple[SourceContext, Noticing]] = []
+        for source in self._readings.gathering.values():
+            self._assemblers.setdefault(source.assembler.context, source.assembler)
+            if isinstance(source, Noticing):
+                self._noticing.append((source.assembler.context, source))
+        self._blind = dict.fromkeys(self._assemblers, False)
+        self._state = None if state_path is None else StateFile(state_path, self._list_keepers())
         if self._state is not None:
-            self._state.load(self._keepers)
+            self._state.load()
 
     def run_once(self, now: datetime) -> CycleReport:
         """Poll each source once and write what they give; a source that fails does not hold up the others.
@@ -161,7 +162,7 @@ class Collector:
     def _cycle(self, now: datetime, report: CycleReport) -> None:
         gathered: dict[SourceContext, dict[str, Scrape]] = {}
         for n, result in self._readings.take(now):
-            source, name = self._sources[n], self._names[n]
+            name = self._names[n]
             if isinstance(result, Exception):
                 self._fail(name, result, report)
             elif isinstance(result, Batch):
@@ -169,8 +170,8 @@ class Collector:
                     self._write(result, report)
                 except (KeyError, TypeError, ValueError) as error:
                     self._fail(name, error, report)
-            elif isinstance(source, Gathering):
-                add_scrapes(gathered.setdefault(source.assembler.context, {}), result)
+            elif n in self._readings.gathering:
+                add_scrapes(gathered.setdefault(self._readings.gathering[n].assembler.context, {}), result)
         for context, assembler in self._assemblers.items():
             batch, said = Batch(), list(gathered.get(context, {}).values())
             if context in gathered:
@@ -179,7 +180,7 @@ class Collector:
             if context in gathered or batch.events:
                 self._write(batch, report)
         if self._state is not None:
-            self._state.save(self._keepers)
+            self._state.save()
 
     def _write(self, batch: Batch, report: CycleReport) -> None:
         self._store.write(batch)
@@ -202,8 +203,8 @@ class Collector:
     def _look(self, context: SourceContext, batch: Batch, said: Sequence[Scrape], report: CycleReport) -> None:
         """Add what sources say of themselves, and say so when nothing at all is seen of a cluster, or again."""
         subject = Subject("cluster", context.cluster)
-        for source in self._sources:
-            if isinstance(source, Gathering) and source.assembler.context == context and isinstance(source, Noticing):
+        for of, source in self._noticing:
+            if of == context:
                 batch.events += [Event(subject, *notice, report.at) for notice in source.notices()]
         answered = sum(one.body is not None or one.of_scheduler for one in said)
         if batch.row_count:
@@ -234,9 +235,9 @@ class Collector:
         """Return what must be remembered, each with the names of its sources."""
         shared: dict[SourceContext, list[str]] = {}
         keepers: list[tuple[list[str], Resumable]] = []
-        for name, source in zip(self._names, self._sources, strict=True):
-            if isinstance(source, Gathering):
-                shared.setdefault(source.assembler.context, []).append(name)
+        for n, (name, source) in enumerate(zip(self._names, self._sources, strict=True)):
+            if n in self._readings.gathering:
+                shared.setdefault(self._readings.gathering[n].assembler.context, []).append(name)
             elif isinstance(source, Resumable):
                 keepers.append(([name], source))
         return keepers + [(names, self._assemblers[context]) for context, names in shared.items()]

@@ -91,6 +91,9 @@ class ExpositionParser:
         if result is None:
             result = self._line_by_line(lines)
             result.metadata = result.metadata or _has_metadata(text)
+            if not result.rejects and not result.stamps_ms:
+                # A shape at once: else all texts of a target's lines would wait in `_known` for the next scrape.
+                result = self._of_known_lines(text, lines) or result
         if not result.series and not result.metadata and result.rejects:
             result.rejects = [LineReject(0, _body_reason(text), text.strip()[:80])]
         return result

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import astuple
+from dataclasses import fields
 from datetime import datetime
+from operator import attrgetter
 from typing import Any
 
 from pydantic import ValidationError
@@ -31,6 +32,7 @@ _EVENTS = {
 }
 Words = dict[str, tuple[str, Provenance]]  # name -> value and origin of a fact
 
+_PARTS = attrgetter(*(one.name for one in fields(Subject)))
 _PROMISES = ("weight", "floor", "protected", "objective")
 
 
@@ -47,7 +49,7 @@ class FactBook:
 
     def __init__(self, context: SourceContext) -> None:
         self._context = context
-        self._told: dict[tuple[Subject, str], str] = {}
+        self._told: dict[Subject, dict[str, str]] = {}
         self._facts: list[Fact] = []
         self._events: list[Event] = []
         self._rejects: list[Reject] = []
@@ -67,13 +69,13 @@ class FactBook:
 
     def tell(self, subject: Subject, name: str, value: str, at: datetime, provenance: Provenance = "measured") -> None:
         """Note a fact; a value that was already told says nothing new. A change of what matters is an event too."""
-        key = (subject, name)
-        before = self._told.get(key)
+        told = self._told.setdefault(subject, {})
+        before = told.get(name)
         if before == value:
             return
         if before is not None and name in _EVENTS:
             self._changes.setdefault((subject, _EVENTS[name], at), []).append(f"{name} {before} is now {value}")
-        self._told[key] = value
+        told[name] = value
         self._facts.append(Fact(subject, name, value, at, provenance))
 
     def tell_all(self, subject: Subject, words: Words, at: datetime) -> None:
@@ -89,19 +91,23 @@ class FactBook:
 
     def steps(self, subject: Subject, values: Mapping[str, str]) -> bool:
         """Say whether any of these is a version other than the one that was told before."""
-        before = ((self._told.get((subject, name)), value) for name, value in values.items() if name in VERSIONS)
-        return any(told is not None and told != value for told, value in before)
+        told = self._told.get(subject, {})
+        return any(name in VERSIONS and told.get(name, value) != value for name, value in values.items())
 
     def end(self, subject: Subject, name: str, at: datetime) -> None:
         """End a fact that was told."""
         self._last.pop(subject, None)
-        if self._told.pop((subject, name), None) is not None:
+        told = self._told.get(subject, {})
+        if told.pop(name, None) is not None:
             self._facts.append(Fact(subject, name, None, at))
+        if not told:
+            self._told.pop(subject, None)
 
     def end_card(self, uuid: str, at: datetime) -> None:
         """End all that was told of a card that left."""
-        for subject, name in [key for key in self._told if key[0].kind == "gpu" and key[0].gpu == uuid]:
-            self.end(subject, name, at)
+        for subject in [one for one in self._told if one.kind == "gpu" and one.gpu == uuid]:
+            for name in list(self._told[subject]):
+                self.end(subject, name, at)
         self._nodes.pop(uuid, None)
 
     def settle_card(self, card: Card, at: datetime) -> None:
@@ -246,17 +252,17 @@ class FactBook:
 
     def to_json(self) -> dict[str, Any]:
         """Return what was told, so that a later start can end it and notice what changed meanwhile."""
-        told = [[*astuple(subject), name, value] for (subject, name), value in self._told.items()]
-        slices = [[*astuple(subject), list(values)] for subject, values in self._slices.items()]
+        told = [[*_PARTS(subject), values] for subject, values in self._told.items()]
+        slices = [[*_PARTS(subject), list(values)] for subject, values in self._slices.items()]
         return {"told": told, "slices": slices}
 
     def load_json(self, state: Mapping[str, Any]) -> None:
         """Go on from `to_json`."""
-        for *parts, name, value in state.get("told", ()):
-            self._told[Subject(*parts), name] = value
-        self._nodes = {subject.gpu: subject.node for subject, _ in self._told if subject.kind == "gpu"}
-        self._unobserved = {subject.node for subject, name in self._told if name == "unobserved_cards"}
-        self._workloads = {subject for subject, _ in self._told if subject.kind == "workload"}
+        for *parts, values in state.get("told", ()):
+            self._told[Subject(*parts)] = dict(values)
+        self._nodes = {subject.gpu: subject.node for subject in self._told if subject.kind == "gpu"}
+        self._unobserved = {subject.node for subject, values in self._told.items() if "unobserved_cards" in values}
+        self._workloads = {subject for subject in self._told if subject.kind == "workload"}
         for *parts, names in state.get("slices", ()):
             self._slices[Subject(*parts)] = dict.fromkeys(names, ("", "measured"))
 

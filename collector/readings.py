@@ -40,10 +40,15 @@ class Readings:
     Args:
         sources: they are known by their position.
         patience_seconds: that a cycle waits, in real time. A single source is waited for to its end.
+
+    Attributes:
+        gathering: those of the sources that gather, by their position.
     """
 
     def __init__(self, sources: Sequence[Source], *, patience_seconds: float) -> None:
         self._sources = sources
+        # Asked once: what a protocol asks of an object's attributes takes longer than many a cycle's step.
+        self.gathering = {n: source for n, source in enumerate(sources) if isinstance(source, Gathering)}
         self._patience = patience_seconds
         self._pool = Workers(len(sources), "source") if len(sources) > 1 else None
         self._running: dict[int, tuple[Future[Reading], datetime]] = {}
@@ -55,11 +60,11 @@ class Readings:
         What was asked for in an earlier cycle says how old it is.
         """
         if self._pool is None:
-            yield from ((n, read(source, now)) for n, source in enumerate(self._sources))
+            yield from ((n, self._read(n, now)) for n in range(len(self._sources)))
             return
-        for n, source in enumerate(self._sources):
+        for n in range(len(self._sources)):
             if n not in self._running:
-                self._running[n] = self._pool.submit(read, source, now), now
+                self._running[n] = self._pool.submit(self._read, n, now), now
         wait([future for future, _ in self._running.values()], timeout=self._patience)
         for n in range(len(self._sources)):
             future, asked = self._running[n]
@@ -75,15 +80,15 @@ class Readings:
                 self._known[n] = [Scrape(one.target, None, resting=True) for one in result if not one.error]
             yield n, result
 
+    def _read(self, n: int, now: datetime) -> Reading:
+        """Return what a source gives, or the exception that it ends with: a plug-in may raise anything."""
+        gathering = self.gathering.get(n)
+        try:
+            return self._sources[n].poll(now) if gathering is None else gathering.gather(now)
+        except Exception as error:  # noqa: BLE001  the others are read all the same
+            return error
+
     def close(self) -> None:
         """Leave what is under way."""
         if self._pool is not None:
             self._pool.close()
-
-
-def read(source: Source, now: datetime) -> Reading:
-    """Return what a source gives, or the exception that it ends with: a plug-in may raise anything."""
-    try:
-        return source.gather(now) if isinstance(source, Gathering) else source.poll(now)
-    except Exception as error:  # noqa: BLE001  the others are read all the same
-        return error

@@ -24,6 +24,9 @@ _DIGITS = b"0123456789+-.eE"
 _JSON_NUMBERS = _DIGITS + b","
 _NEWLINE = 10
 _LARGE_BYTES = 100_000  # below, lines in Python cost less than arrays of bytes
+# Above, a skeleton is kept packed: a tenth of the memory, for a tenth of the time that a body takes.
+_HUGE_BYTES = 1_000_000
+_LZ4 = pa.Codec("lz4_raw")
 
 
 class Shape(Protocol):
@@ -102,6 +105,7 @@ class BytesShape:
     line_count, lines: how many lines there are, and which of them are samples.
     starts: of each sample, the bytes of its line before the value.
     between, skeleton: lengths and bytes of all that is not values: before the first, between two, behind the last.
+    packed: the skeleton is kept packed.
     values, rest: pick out of (between, value, between, ..., between) the ones and the others.
     """
 
@@ -110,6 +114,7 @@ class BytesShape:
     starts: Ints
     between: NDArray[np.int32]
     skeleton: pa.Buffer
+    packed: bool
     values: pa.BooleanArray
     rest: pa.BooleanArray
     metadata: bool
@@ -121,7 +126,7 @@ class BytesShape:
         if cuts is None or not np.array_equal(cuts[1], self.between):
             return None
         pieces = cuts[0]
-        if not pieces.filter(self.rest).buffers()[2].equals(self.skeleton):
+        if not pieces.filter(self.rest).buffers()[2].equals(self._unpacked()):
             return None
         values = pieces.filter(self.values)
         if values.buffers()[2].to_pybytes().translate(None, _DIGITS):
@@ -133,9 +138,12 @@ class BytesShape:
 
     def keys(self) -> list[str]:
         """Return of each sample its line up to the value."""
-        text = self.skeleton.to_pybytes()[: int(self.between.sum())].decode("ascii")
+        text = self._unpacked().to_pybytes().decode("ascii")
         ends = np.cumsum(self.between[:-1], dtype=np.int64)
         return [text[a:b] for a, b in zip((ends - self.starts).tolist(), ends.tolist(), strict=True)]
+
+    def _unpacked(self) -> pa.Buffer:
+        return _LZ4.decompress(self.skeleton, int(self.between.sum())) if self.packed else self.skeleton
 
 
 def _bytes_shape(raw: bytes, lines: Ints, starts: Ints, *, metadata: bool) -> BytesShape:
@@ -147,7 +155,9 @@ def _bytes_shape(raw: bytes, lines: Ints, starts: Ints, *, metadata: bool) -> By
     picked[1::2] = True
     values, rest = pa.array(picked), pa.array(~picked)
     skeleton = cuts[0].filter(rest).buffers()[2]
-    return BytesShape(line_count, lines, starts, cuts[1], skeleton, values, rest, metadata)
+    packed = skeleton.size > _HUGE_BYTES
+    kept = _LZ4.compress(skeleton.slice(0, int(cuts[1].sum()))) if packed else skeleton
+    return BytesShape(line_count, lines, starts, cuts[1], kept, packed, values, rest, metadata)
 
 
 def _cut(raw: bytes, line_count: int, lines: Ints, starts: Ints) -> tuple[pa.StringArray, NDArray[np.int32]] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -50,59 +50,66 @@ class StateFile:
 
     Args:
         path: the first file; its folder is made now, and never again, so that its loss is noticed.
+        keepers: who remembers, each with the names under which its state may stand.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, keepers: Sequence[tuple[Sequence[str], Resumable]]) -> None:
         self._path = path
+        self._keepers = keepers
+        # Asked once: what a protocol asks of an object's attributes takes longer than many a cycle's step.
+        self._counting = {names[0]: keeper for names, keeper in keepers if isinstance(keeper, Counting)}
         self._counters = path.with_suffix(".counters.json")
-        self._parts: dict[str, tuple[int, bytes]] = {}
-        self._written: list[bytes] | None = None
+        self._written: dict[str, int | bytes] | None = None  # what tells each state from the one before
         path.parent.mkdir(parents=True, exist_ok=True)
 
-    def load(self, keepers: Sequence[tuple[Sequence[str], Resumable]]) -> None:
-        """Let all go on from what was saved; a file that cannot be read is told and left behind.
-
-        Args:
-            keepers: who remembers, each with the names under which its state may stand.
-        """
+    def load(self) -> None:
+        """Let all go on from what was saved; a file that cannot be read is told and left behind."""
         saved = self._read(self._path)
-        for names, keeper in keepers:
+        for names, keeper in self._keepers:
             for name in names:
                 try:
                     keeper.import_state(saved.get(name, {}))
                 except (AttributeError, KeyError, TypeError, ValueError):
                     _LOG.warning("%s: expected what %s remembers, got another shape; it begins anew", self._path, name)
         saved = self._read(self._counters)
-        for names, keeper in keepers:
+        for names, _ in self._keepers:
+            counting = self._counting.get(names[0])
             for name in names:
-                if isinstance(keeper, Counting) and name in saved:
+                if counting is not None and name in saved:
                     try:
-                        keeper.counters.load_columns(saved[name])
+                        counting.counters.load_columns(saved[name])
                     except (AttributeError, KeyError, TypeError, ValueError):
                         _LOG.warning("%s: expected columns of counters; they begin anew", self._counters)
 
-    def save(self, keepers: Sequence[tuple[Sequence[str], Resumable]]) -> None:
+    def save(self) -> None:
         """Save the state of all; a failure is told."""
-        parts = {names[0]: self._part(names[0], keeper) for names, keeper in keepers}
-        content = list(parts.values())
-        counters = {names[0]: keeper.counters.columns() for names, keeper in keepers if isinstance(keeper, Counting)}
+        marks = {names[0]: self._mark(names[0], keeper) for names, keeper in self._keepers}
+        counters = {name: keeper.counters.columns() for name, keeper in self._counting.items()}
         try:
             if counters:
-                _replace(self._counters, orjson.dumps(counters, option=orjson.OPT_SERIALIZE_NUMPY))
-            if content != self._written:  # parts that are the very same object cost nothing to compare
-                _replace(self._path, orjson.dumps({name: orjson.Fragment(part) for name, part in parts.items()}))
-                self._written = content
+                _replace(self._counters, [orjson.dumps(counters, option=orjson.OPT_SERIALIZE_NUMPY)])
+            if marks != self._written:
+                _replace(self._path, self._pieces())
+                self._written = marks
         except OSError as error:
             _LOG.warning("cannot save %s: %s; after a restart counters would begin anew", self._path, error)
 
-    def _part(self, name: str, keeper: Resumable) -> bytes:
-        if not isinstance(keeper, Counting):
-            return orjson.dumps(keeper.export_state(), option=orjson.OPT_SERIALIZE_NUMPY)
-        version, content = self._parts.get(name, (-1, b""))
-        if version != keeper.state_version:
-            content = orjson.dumps(keeper.export_state(counters=False), option=orjson.OPT_SERIALIZE_NUMPY)
-            self._parts[name] = keeper.state_version, content
-        return content
+    def _mark(self, name: str, keeper: Resumable) -> int | bytes:
+        """Return what is another one whenever the state is: of much state its version, of little the state itself."""
+        counting = self._counting.get(name)
+        return self._content(name, keeper) if counting is None else counting.state_version
+
+    def _content(self, name: str, keeper: Resumable) -> bytes:
+        counting = self._counting.get(name)
+        state = keeper.export_state() if counting is None else counting.export_state(counters=False)
+        return orjson.dumps(state, option=orjson.OPT_SERIALIZE_NUMPY)
+
+    def _pieces(self) -> Iterator[bytes]:
+        """Return the file of all states, piece by piece: the facts of thousands of cards are tens of megabytes."""
+        for number, (names, keeper) in enumerate(self._keepers):
+            yield b"%s%s:" % (b"," if number else b"{", orjson.dumps(names[0]))
+            yield self._content(names[0], keeper)
+        yield b"}" if self._keepers else b"{}"
 
     def _read(self, path: Path) -> dict[str, Any]:
         if not path.exists():
@@ -117,7 +124,8 @@ class StateFile:
         return {}
 
 
-def _replace(path: Path, content: bytes) -> None:
+def _replace(path: Path, pieces: Iterable[bytes]) -> None:
     beside = path.with_suffix(".new")
-    beside.write_bytes(content)
+    with beside.open("wb") as file:
+        file.writelines(pieces)
     beside.replace(path)
