@@ -7,7 +7,7 @@ card among them. A fleet of 10,000 nodes and some hundred tasks is a second's wo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -118,6 +118,22 @@ class Fit:
 
     runs: Bools  # (N, M); False for a task without a card: it serves no idle share
     lost: Floats  # (N, M) idle share that does not serve the task
+
+
+def typical(counts: Mapping[Task, float], cover: float = 0.95) -> list[Task]:
+    """Return the most frequent kinds of task that together are `cover` of all, weighed by how often they came.
+
+    Weights sum to 1. The first of equally frequent kinds goes first, so the order of `counts` decides ties.
+    """
+    total = sum(counts.values())
+    kept: list[tuple[Task, float]] = []
+    seen = 0.0
+    for task, count in sorted(counts.items(), key=lambda item: -item[1]):
+        if seen >= cover * total - EPSILON:
+            break
+        kept.append((task, count))
+        seen += count
+    return [replace(task, weight=count / seen) for task, count in kept]
 
 
 def serving(fleet: Fleet, share: float, memory_bytes: float) -> Bools:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import math
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.fgd import Cause, NodeIdle, Task, blocked_by, fragmentation, node_fragmentation, score
-from analyzer.fleet import Fleet, Mix, causes, fit, measure_fleet
+from analyzer.fleet import Fleet, Mix, causes, fit, measure_fleet, typical
 from analyzer.placing import Placing
+from benchmarks.arrivals import arrive, read_pods, read_state
 
 GB = 1e9
 share = st.integers(0, 10).map(lambda n: n / 10)
@@ -161,3 +165,37 @@ def test_of_equal_spots_the_fullest_node_is_taken() -> None:
     assert spot.row == 1
     among = np.array([True, False])
     assert placing.best(small, among) == replace(spot, row=0)
+
+
+def test_recorded_states_measure_as_the_reference_says(shared_dir: Path) -> None:
+    folder = shared_dir / "data" / "cluster_snapshot"
+    with (folder / "states" / "reference.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert rows
+    for row in rows:
+        workload = row["workload"].removeprefix("openb_pod_list_")
+        typical_path = folder / "states" / f"typical_{workload}.csv"
+        nodes, mix = read_state(folder / "states" / f"{row['state']}_nodes.csv.gz", typical_path)
+        got = measure_fleet(Fleet.of(nodes), mix)
+        assert got.idle * 1000 == pytest.approx(float(row["idle_milli"]))
+        assert got.fragmented * 1000 == pytest.approx(float(row["frag_milli"]), rel=1e-6)
+        mine = typical(Counter(read_pods(folder / f"pods_{workload}.csv.gz")))
+        assert sorted((t.cards, t.cpu_cores, round(t.weight, 9)) for t in mine) == sorted(
+            (t.cards, t.cpu_cores, round(t.weight, 9)) for t in mix
+        )
+
+
+def test_the_typical_mix_is_what_comes_most() -> None:
+    small, whole, rare = Task(1, 0.5), Task(1, 1.0), Task(2, 1.0)
+    assert typical({small: 6, whole: 3, rare: 1}, 0.9) == [replace(small, weight=6 / 9), replace(whole, weight=3 / 9)]
+    assert [t.weight for t in typical({small: 6, whole: 3, rare: 1}, 1.0)] == [0.6, 0.3, 0.1]
+    assert typical({}) == []
+
+
+def test_the_gradient_allocates_more_than_chance() -> None:
+    nodes = [NodeIdle(f"n{i}", (1.0,) * 4, 32.0, "A100") for i in range(6)]
+    pods = [Task(1, 0.3, 1.0)] * 8 + [Task(1, 0.6, 2.0)] * 6 + [Task(1, 1.0, 6.0)] * 4 + [Task(4, 1.0, 24.0)] * 2
+    full = {rule: arrive(nodes, pods, rule, 1)[100] for rule in ("random", "best fit", "gradient")}
+    assert full["gradient"][0] > full["random"][0]
+    assert full["gradient"][1] < full["random"][1]
+    assert full["best fit"][0] >= full["random"][0]
