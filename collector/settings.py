@@ -263,7 +263,7 @@ class InfluxSettings(Section):
     bucket: str = Field("trimtab", min_length=1, description="bucket of raw rows, or database/retention-policy on 1.8")
     token: SecretStr | None = Field(None, description="API token; user:password on 1.8; set it by environment")
     token_file: Path | None = Field(
-        None, description="file that holds the token, read at each start instead of `token`"
+        None, description="file that holds the token, instead of `token`; read for each request, so it may be rotated"
     )
     ca_file: Path | None = Field(
         None, description="certificates (PEM) that the server's is checked against, if private"

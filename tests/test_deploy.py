@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from collector.influx.client import read_token
 from dashboard.config import load_settings
 from tests.conftest import ROOT
 
@@ -52,7 +53,7 @@ def test_every_service_runs_with_the_least_rights(name: str) -> None:
 @every_service
 def test_every_service_has_a_health_check(name: str) -> None:
     if SERVICES[name]["restart"] == "no":
-        assert SERVICES[name]["command"] == ["store", "prepare"]  # it ends by itself, and others wait for that
+        assert SERVICES[name]["command"][:2] == ["store", "prepare"]  # it ends by itself, and others wait for that
         return
     check = SERVICES[name]["healthcheck"]
     assert check["test"][0] == "CMD"  # no shell: not every image has one
@@ -68,11 +69,21 @@ def test_images_are_pinned_to_a_version(name: str) -> None:
 @every_service
 def test_secrets_come_from_outside_and_have_no_default(name: str) -> None:
     for key, value in SERVICES[name].get("environment", {}).items():
-        if re.search("TOKEN|PASSWORD", key):
+        if re.search("TOKEN|PASSWORD", key) and not key.endswith("_FILE"):
             assert re.fullmatch(r"\$\{[A-Z_]+:\?[^}]+\}", value), f"{key} must be required, without a default"
     example = (DEPLOY / "example.env").read_text()
     assert all(re.fullmatch(r"(#.*|[A-Z_]+=|)", line) for line in example.splitlines()), "no secret is shipped"
     assert "/deploy/.env" in (ROOT / ".gitignore").read_text().splitlines()
+
+
+def test_only_who_sets_up_has_the_token_that_may_do_everything() -> None:
+    has = {name for name, service in SERVICES.items() if "INFLUX_TOKEN" in str(service)}
+    assert has == {"influxdb", "prepare"}
+    file = SERVICES["prepare"]["command"][-1]
+    for name in ("collect", "dashboard"):
+        assert SERVICES[name]["environment"]["TRIMTAB_INFLUX__TOKEN_FILE"] == file
+        assert any(file.startswith(volume.partition(":")[2]) for volume in SERVICES[name]["volumes"])
+    assert SERVICES["collect"]["depends_on"]["prepare"] == {"condition": "service_completed_successfully"}
 
 
 def test_who_waits_for_whom_exists_and_can_be_healthy() -> None:
@@ -85,13 +96,14 @@ def test_who_waits_for_whom_exists_and_can_be_healthy() -> None:
             assert how["condition"] in {"service_healthy", "service_started"}
 
 
-def test_the_configuration_in_the_container_is_one_that_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRIMTAB_INFLUX__TOKEN", "from-the-environment")
+def test_the_configuration_in_the_container_is_one_that_loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "influx.token"
+    file.write_text("from-the-volume\n")
+    monkeypatch.setenv("TRIMTAB_INFLUX__TOKEN_FILE", str(file))
     settings = load_settings(DEPLOY / "trimtab.toml").settings
     assert [(source.kind, source.url) for source in settings.source] == [("prometheus", "http://prometheus:9090")]
     assert settings.influx.url == "http://influxdb:8086"
-    assert settings.influx.token is not None
-    assert settings.influx.token.get_secret_value() == "from-the-environment"
+    assert read_token(settings.influx) == "from-the-volume"
     start = SERVICES["influxdb"]["environment"]
     assert settings.influx.org == start["DOCKER_INFLUXDB_INIT_ORG"]
     assert settings.influx.bucket == start["DOCKER_INFLUXDB_INIT_BUCKET"]

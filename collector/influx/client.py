@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import io
 import ipaddress
+import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
 
 _BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
 _REFUSED = frozenset({400, 413, 422})
+_NO_POLICY = "retention policy not found"  # 1.x answers 500 where it is not there
 _LONGEST_MESSAGE = 300
+
+_LOG = logging.getLogger(__name__)
 
 
 class Flavour(Enum):
@@ -109,6 +113,7 @@ class InfluxClient:
         self.address = mask_address(settings.url).rstrip("/")
         self._compress = settings.gzip == "on" or (settings.gzip == "auto" and not is_loopback(settings.url))
         self._token = read_token(settings)
+        self._told_unreadable = False
         self._lock = threading.Lock()
         self._made: InfluxDBClient | None = None
         self._flavour: Flavour | None = None
@@ -125,7 +130,24 @@ class InfluxClient:
                     timeout=round(self._settings.timeout_seconds * 1000),
                     ssl_ca_cert=None if self._settings.ca_file is None else str(self._settings.ca_file),
                 )
+            self._renew_token(self._made)
             return self._made
+
+    def _renew_token(self, client: InfluxDBClient) -> None:
+        """Take up a token that was rotated; while its file cannot be read, the token before it stays."""
+        if self._settings.token_file is None:
+            return
+        try:
+            token = read_token(self._settings)
+        except ConfigurationError as error:
+            if not self._told_unreadable:
+                _LOG.warning("%s; the token read before is used meanwhile", error)
+            self._told_unreadable = True
+            return
+        self._told_unreadable = False
+        if token and token != self._token:
+            self._token = token
+            client.api_client.set_default_header("Authorization", f"Token {token}")
 
     def close(self) -> None:
         """Release connections."""
@@ -269,14 +291,19 @@ class InfluxClient:
     def _failure(self, path: str, error: Any) -> TrimtabError:
         status = int(error.status or 0)
         said = f"InfluxDB at {self.address} answered {status}: {_said(error)}"
-        if status in _BUSY or status == 0:
+        if (status in _BUSY or status == 0) and _NO_POLICY not in said:
             return TryLaterError(said, _retry_after(error.retry_after))
         if path in ("/query", "/api/v2/query") and status in (400, 404, 405, 501):
             return QueryRefusedError(said)
         if path == "/api/v2/write" and status in _REFUSED:
             return WriteRefusedError(said, too_large=status == 413)
+        if status in (401, 403) and not self._token:
+            return ConfigurationError(
+                f"{said}; no token is set: [influx] token_file, or TRIMTAB_INFLUX__TOKEN in the environment"
+            )
         if status in (401, 403):
-            return ConfigurationError(f"{said}; check the token of [influx], and that it may use its buckets")
+            source = f"token_file {self._settings.token_file}" if self._settings.token_file is not None else "token"
+            return ConfigurationError(f"{said}; check the {source} of [influx], and that it may use its buckets")
         return ConfigurationError(f"{said}; check url, org and bucket of [influx]; `trimtab store prepare` makes them")
 
 

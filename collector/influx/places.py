@@ -8,11 +8,14 @@ hours.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 
 import orjson
 
-from collector.errors import ConfigurationError
+from collector.atomic import replacing
+from collector.errors import ConfigurationError, UnreachableError
 from collector.influx.client import Flavour, InfluxClient
 from collector.settings import InfluxSettings
 from collector.store.request import HOUR, MINUTE, RAW
@@ -70,6 +73,58 @@ def prepare(client: InfluxClient, settings: InfluxSettings) -> list[str]:
     return ["InfluxDB 3 makes databases as they are written to; set their retention when you make them yourself"]
 
 
+def make_token(client: InfluxClient, settings: InfluxSettings, path: Path) -> str:
+    """Write a token into `path` that may read and write the buckets, and nothing else; return what was done.
+
+    A token in the file that sees the buckets is kept. Else a new one is made, and those that were made here before for
+    these buckets are taken back.
+
+    Raises:
+        TryLaterError: not reachable.
+        ConfigurationError: the server is no 2.x, a bucket is missing, or the client's own token may not.
+        UnreachableError: the file cannot be written.
+    """
+    flavour = client.flavour()
+    if flavour is not Flavour.V2:
+        raise ConfigurationError(f"expected InfluxDB 2.x to make a token, got {flavour.value}.x; make a user there")
+    wanted = places(settings, flavour)
+    if path.exists() and _serves(settings.model_copy(update={"token": None, "token_file": path}), wanted):
+        return f"the token in {path} is kept"
+    known = _buckets(client, settings)
+    missing = [place.bucket for place in wanted.values() if place.bucket not in known]
+    if missing:
+        raise ConfigurationError(f"{', '.join(missing)}: expected buckets, found none; trimtab store prepare")
+    org = _org_id(client, settings)
+    name = f"trimtab: read and write {settings.bucket} (made by trimtab store prepare)"
+    before = client.call_json("GET", "/api/v2/authorizations", query={"orgID": org})["authorizations"]
+    permissions = [
+        {"action": action, "resource": {"type": "buckets", "id": known[place.bucket][0], "orgID": org}}
+        for place in wanted.values()
+        for action in ("read", "write")
+    ]
+    body = {"orgID": org, "description": name, "permissions": permissions}
+    made = client.call_json("POST", "/api/v2/authorizations", body=body)
+    try:
+        with replacing(path, mode=0o600) as beside:
+            beside.write_text(made["token"], encoding="utf-8")
+    except OSError as error:
+        client.call_json("DELETE", f"/api/v2/authorizations/{made['id']}")
+        raise UnreachableError(f"expected to write {path}, got {error.strerror or type(error).__name__}") from None
+    for old in before:
+        if old["description"] == name:
+            client.call_json("DELETE", f"/api/v2/authorizations/{old['id']}")
+    return f"{path} holds a token that may read and write {', '.join(p.bucket for p in wanted.values())} alone"
+
+
+def _serves(settings: InfluxSettings, wanted: Mapping[str, Place]) -> bool:
+    """Whether a token sees all buckets."""
+    try:
+        with closing(InfluxClient(settings)) as client:
+            return {place.bucket for place in wanted.values()} <= _buckets(client, settings).keys()
+    except ConfigurationError:
+        return False
+
+
 def check(client: InfluxClient, settings: InfluxSettings) -> list[str]:
     """Return what is missing or kept for another length of time than configured, one line each; changes nothing.
 
@@ -85,7 +140,8 @@ def check(client: InfluxClient, settings: InfluxSettings) -> list[str]:
     for tier, place in places(settings, flavour).items():
         seen = known.get(place.policy if flavour is Flavour.V1 else place.bucket)
         if seen is None and not (flavour is Flavour.V1 and not place.policy and known):
-            wrong.append(f"{place.bucket} is missing")
+            waits = "" if tier == RAW else ": what belongs there waits, raw rows go on"
+            wrong.append(f"{place.bucket} is missing{waits}")
         elif seen is not None and seen != place.keep_seconds:
             text = f"{seen / DAY_SECONDS:g} days" if seen else "for ever"
             wrong.append(
@@ -159,10 +215,19 @@ def _buckets(client: InfluxClient, settings: InfluxSettings) -> dict[str, tuple[
     }
 
 
+def _org_id(client: InfluxClient, settings: InfluxSettings) -> str:
+    found = client.call_json("GET", "/api/v2/orgs", query={"org": settings.org})["orgs"]
+    if not found:
+        raise ConfigurationError(
+            f"InfluxDB at {client.address}: expected the organisation {settings.org!r}, found none that the token may "
+            "see; correct [influx] org, or use a token that may make buckets"
+        )
+    return str(found[0]["id"])
+
+
 def _prepare_v2(client: InfluxClient, settings: InfluxSettings, wanted: Mapping[str, Place]) -> list[str]:
     done = []
     known = _buckets(client, settings)
-    orgs = client.call_json("GET", "/api/v2/orgs", query={"org": settings.org})["orgs"]
     for tier, place in wanted.items():
         rule = {
             "type": "expire",
@@ -170,7 +235,7 @@ def _prepare_v2(client: InfluxClient, settings: InfluxSettings, wanted: Mapping[
             "shardGroupDurationSeconds": _shard_seconds(tier, place),
         }
         if place.bucket not in known:
-            body = {"orgID": orgs[0]["id"], "name": place.bucket, "retentionRules": [rule]}
+            body = {"orgID": _org_id(client, settings), "name": place.bucket, "retentionRules": [rule]}
             client.call_json("POST", "/api/v2/buckets", body=body)
             done.append(f"bucket {place.bucket} made, kept {place.keep_seconds / DAY_SECONDS:g} days")
         elif known[place.bucket][1] != place.keep_seconds:

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from collector.batch import Batch, Reject, Subject
 from collector.clock import Clock, from_ms, to_ms
-from collector.errors import TrimtabError
+from collector.errors import ConfigurationError, TrimtabError
 from collector.influx import texts
 from collector.influx.answers import parse_tags
 from collector.influx.client import Flavour, InfluxClient, TryLaterError, WriteRefusedError
@@ -31,7 +31,7 @@ from collector.protocols import Store
 from collector.schema import MEASUREMENTS, Measurement
 from collector.settings import InfluxSettings
 from collector.store.outbox import DirtyHour, Outbox, Shipment
-from collector.store.request import HOUR, RAW
+from collector.store.request import HOUR, RAW, STEP_MS
 from collector.window import Window
 
 CURSOR = "influx"
@@ -80,6 +80,9 @@ class Shipper:
         self._clock = clock
         self._encoders: dict[str, LineEncoder] = {}
         self._last_complaint = ""
+        self.waiting: dict[str, str] = {}  # tier -> why InfluxDB takes none of it, while it takes raw rows
+        self._told_waiting: dict[str, str] = {}
+        self._ahead: set[tuple[DirtyHour, str]] = set()  # tiers that were sent of hours of which another one waits
 
     def run(self, stop: threading.Event) -> None:
         """Ship again and again until `stop` is set, then once more, briefly; failures wait and are tried again."""
@@ -96,6 +99,7 @@ class Shipper:
             self.ship(until=until)
             if until is None:
                 self.ship_hours(self._clock.now() - HOUR_GRACE)
+            self._tell_waiting()
             if self._last_complaint:
                 _LOG.info("InfluxDB takes rows again; %d still to be sent", self._outbox.pending)
         except Exception as error:  # noqa: BLE001  whatever one pass ends with, the next one comes
@@ -113,8 +117,21 @@ class Shipper:
         self._last_complaint = ""
         return LOOK_SECONDS
 
+    def _tell_waiting(self) -> None:
+        """Log, once, which tiers wait, and that they do no longer."""
+        for tier, why in self.waiting.items():
+            if self._told_waiting.get(tier) != why:
+                what = "aggregates, facts, events and rejects" if tier == HOUR else "aggregates"
+                _LOG.warning("%s; raw rows go on, %s of the tier %s wait", why, what, tier)
+        for tier in self._told_waiting.keys() - self.waiting.keys():
+            _LOG.info("InfluxDB takes rows of the tier %s again", tier)
+        self._told_waiting = dict(self.waiting)
+
     def ship(self, *, until: float | None = None) -> Shipped:
         """Send all that is unsent (until the clock's `monotonic` instant given); the cursor moves after each request.
+
+        Where the place of facts, events and rejects takes nothing (it is missing, or the token may not), they wait in
+        the store, `waiting` says why, and raw rows go on.
 
         Raises:
             TryLaterError: InfluxDB cannot be reached or asks to wait; what was sent so far is noted.
@@ -122,25 +139,44 @@ class Shipper:
             UnreachableError: the embedded store cannot be read.
         """
         done = Shipped()
+        self.waiting.pop(HOUR, None)
         while (shipment := self._outbox.rows_after(self._outbox.cursor, self._settings.batch_rows)) is not None:
             self._send(shipment, done)
             self._outbox.advance(shipment.through)
             if until is not None and self._clock.monotonic() >= until:
-                break
+                return done
+        self._pay(done)
         return done
+
+    def _pay(self, done: Shipped) -> None:
+        """Send facts, events and rejects that had to wait while rows went on."""
+        while HOUR not in self.waiting and (owed := self._outbox.owed_after) is not None:
+            texts_waiting = self._outbox.texts_after(owed, self._settings.batch_rows)
+            if texts_waiting is None:
+                self._outbox.pay_texts(self._outbox.cursor)
+            elif self._send_texts(texts_waiting, done):
+                self._outbox.pay_texts(texts_waiting.through)
 
     def ship_hours(self, before: datetime) -> Shipped:
         """Send the aggregates of hours that ended by `before` and got rows since they were last sent.
+
+        A tier whose place takes nothing waits alone: its hours stay to be sent, and `waiting` says why.
 
         Raises:
             TryLaterError, ConfigurationError, UnreachableError: as `ship`.
         """
         done = Shipped()
-        while hours := self._outbox.dirty_hours(before):
+        self.waiting = {tier: why for tier, why in self.waiting.items() if tier == HOUR}  # as `ship` has just seen
+        left = 0
+        while hours := self._outbox.dirty_hours(before, offset=left):
             for hour in hours:
-                self._send_hour(hour, done)
-                self._outbox.clean(hour)
-                done.hours += 1
+                if self._send_hour(hour, done):
+                    self._outbox.clean(hour)
+                    done.hours += 1
+                else:
+                    left += 1
+        if not left:
+            self._ahead.clear()
         return done
 
     def send(self, spec: Measurement, rows: pa.Table) -> None:
@@ -148,20 +184,31 @@ class Shipper:
         self._write(self._encode(spec, rows), places(self._settings, self._client.flavour())[RAW].bucket, Shipped())
 
     def _send(self, shipment: Shipment, done: Shipped) -> None:
-        flavour = self._client.flavour()
-        where = places(self._settings, flavour)
-        fixed = flavour is Flavour.V3
+        where = places(self._settings, self._client.flavour())
         body = b"".join(self._encode(MEASUREMENTS[name], rows) for name, rows in shipment.rows.items())
         if body:
             self._write(body, where[RAW].bucket, done)
+        if self._outbox.owed_after is None and not self._send_texts(shipment, done):
+            self._outbox.owe_texts(shipment.after)
+
+    def _send_texts(self, shipment: Shipment, done: Shipped) -> bool:
+        """Send facts, events and rejects; say whether their place takes them."""
+        fixed = self._client.flavour() is Flavour.V3
         told = [
             *texts.encode_facts(shipment.facts, fixed_tags=fixed),
             *texts.encode_events(shipment.events, fixed_tags=fixed),
             *texts.encode_rejects(shipment.rejects, fixed_tags=fixed),
         ]
-        if told:
-            lines = [f"{line}\n".encode() for line in told]
-            self._write(b"".join(lines), where[HOUR].bucket, done, precision="ns", lines=lines)
+        if not told:
+            return True
+        lines = [f"{line}\n".encode() for line in told]
+        bucket = places(self._settings, self._client.flavour())[HOUR].bucket
+        try:
+            self._write(b"".join(lines), bucket, done, precision="ns", lines=lines)
+        except ConfigurationError as error:
+            self.waiting[HOUR] = str(error)
+            return False
+        return True
 
     def _encode(self, spec: Measurement, rows: pa.Table) -> bytes:
         rows = self._young_enough(rows, RAW)
@@ -203,17 +250,30 @@ class Shipper:
             rows = rows.set_column(rows.column_names.index(tag), tag, pc.coalesce(firsts, own))
         return rows
 
-    def _send_hour(self, hour: DirtyHour, done: Shipped) -> None:
+    def _send_hour(self, hour: DirtyHour, done: Shipped) -> bool:
+        """Send each tier of an hour whose place takes it; say whether all are there."""
         where = places(self._settings, self._client.flavour())
-        spec = MEASUREMENTS[hour.measurement]
+        if all(tier in self.waiting or (hour, tier) in self._ahead for tier in STEP_MS):
+            return False
         for tier, made in self._outbox.partials(hour).items():
-            rows = made.append_column("time", made.column("t").cast(pa.timestamp("ms", tz="UTC")))
-            if rows.num_rows:
-                rows = self._young_enough(rows, tier)
-            for start in range(0, rows.num_rows, self._settings.batch_rows):
-                part = rows.slice(start, self._settings.batch_rows)
-                body = self._encoder(spec).encode(part, _partial_fields(spec, part))
-                self._write(body, where[tier].bucket, done)
+            if tier in self.waiting or (hour, tier) in self._ahead:
+                continue
+            try:
+                self._send_partials(hour, made, tier, where[tier].bucket, done)
+            except ConfigurationError as error:
+                self.waiting[tier] = str(error)
+            else:
+                self._ahead.add((hour, tier))
+        return not self.waiting
+
+    def _send_partials(self, hour: DirtyHour, made: pa.Table, tier: str, bucket: str, done: Shipped) -> None:
+        spec = MEASUREMENTS[hour.measurement]
+        rows = made.append_column("time", made.column("t").cast(pa.timestamp("ms", tz="UTC")))
+        if rows.num_rows:
+            rows = self._young_enough(rows, tier)
+        for start in range(0, rows.num_rows, self._settings.batch_rows):
+            part = rows.slice(start, self._settings.batch_rows)
+            self._write(self._encoder(spec).encode(part, _partial_fields(spec, part)), bucket, done)
 
     def _write(
         self,

@@ -113,12 +113,14 @@ class InfluxStore(RowReader):
 
         Raises:
             TryLaterError: InfluxDB cannot be reached or is busy.
-            ConfigurationError: token or bucket is wrong.
+            ConfigurationError: token or bucket is wrong; if that of one tier alone, all else was sent.
         """
         with self._shipping, closing(Outbox(self._store_settings, CURSOR)) as outbox:
             shipper = Shipper(self._client, self._settings, outbox, self.local, self._clock)
             shipper.ship()
             shipper.ship_hours(before or self._clock.now())
+        for why in shipper.waiting.values():
+            raise ConfigurationError(why)
 
     def keep_shipping(self, stop: threading.Event) -> None:
         """Ship again and again until `stop` is set; for a thread beside a writer."""

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
+from collector.atomic import replacing
 from collector.errors import InputRejectedError
 from collector.protocols import StoreReader
 from collector.schema import MEASUREMENTS
@@ -58,7 +59,8 @@ def export_rows(
     written = []
     for name in dict.fromkeys((*measurements, "fact")) if measurements else _NAMES:
         path = folder / f"{name}.{fmt}"
-        _write(path, _frames(store, name, window), fmt)
+        with replacing(path) as beside:
+            _write(beside, _frames(store, name, window), fmt)
         written.append(path)
     return written
 

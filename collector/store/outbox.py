@@ -111,6 +111,7 @@ class Outbox:
         with catalogue.failures(self._folder, "write to"), catalogue.transaction(self._db):
             self._db.execute("DELETE FROM cursor WHERE name = ?", (self._name,))
             self._db.execute("DELETE FROM dirty WHERE name = ?", (self._name,))
+            self._db.execute("DELETE FROM meta WHERE name = ?", (self._owed_name,))
 
     @property
     def cursor(self) -> int:
@@ -142,6 +143,52 @@ class Outbox:
                 (seq, RAW),
             ).fetchone()
         return None if first is None else from_ms(first)
+
+    # Facts, events and rejects that the cursor passed without them ---------------------------------------------------
+
+    @property
+    def _owed_name(self) -> str:
+        return f"texts owed to {self._name}"
+
+    @property
+    def owed_after(self) -> int | None:
+        """The number behind which facts, events and rejects are still to be shipped; None: they go with the rows."""
+        with self._reading():
+            row = self._db.execute("SELECT value FROM meta WHERE name = ?", (self._owed_name,)).fetchone()
+        return None if row is None else int(row[0])
+
+    def owe_texts(self, seq: int) -> None:
+        """Note that facts, events and rejects behind number `seq` wait while rows go on; an earlier debt stays."""
+        with catalogue.failures(self._folder, "write to"):
+            self._db.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", (self._owed_name, seq))
+
+    def pay_texts(self, through: int) -> None:
+        """Note that those up to `through` are on the other side; a debt that ends at the cursor is gone."""
+        with catalogue.failures(self._folder, "write to"), catalogue.transaction(self._db):
+            self._db.execute("UPDATE meta SET value = ? WHERE name = ?", (through, self._owed_name))
+            self._db.execute(
+                "DELETE FROM meta WHERE name = ?1 AND value >= (SELECT seq FROM cursor WHERE name = ?2)",
+                (self._owed_name, self._name),
+            )
+
+    def texts_after(self, seq: int, limit: int) -> Shipment | None:
+        """Return the next facts, events and rejects after number `seq` up to the cursor; None where there are none.
+
+        Raises:
+            UnreachableError: the store cannot be read.
+        """
+        with self._reading(), catalogue.snapshot(self._db):
+            found = self._db.execute(
+                "SELECT seq FROM ("
+                "SELECT seq FROM fact UNION ALL SELECT seq FROM event UNION ALL SELECT seq FROM reject)"
+                " WHERE seq > ? AND seq <= (SELECT seq FROM cursor WHERE name = ?) ORDER BY seq LIMIT ?",
+                (seq, self._name, limit),
+            ).fetchall()
+            if not found:
+                return None
+            through = int(found[-1][0])
+            texts = spans.changed_texts(self._db, seq + 1, through)
+        return Shipment(seq, through, {}, texts["fact"], texts["event"], texts["reject"])
 
     # Rows ----------------------------------------------------------------------------------------------------------
 
@@ -232,13 +279,13 @@ class Outbox:
 
     # Aggregates ----------------------------------------------------------------------------------------------------
 
-    def dirty_hours(self, before: datetime, limit: int = 1000) -> list[DirtyHour]:
+    def dirty_hours(self, before: datetime, limit: int = 1000, offset: int = 0) -> list[DirtyHour]:
         """Return hours that ended by `before` and whose aggregates have to be shipped, oldest first."""
         with self._reading():
             found = self._db.execute(
                 "SELECT measurement, hour, seq FROM dirty WHERE name = ? AND hour <= ? ORDER BY hour, measurement"
-                " LIMIT ?",
-                (self._name, to_ms(before) - STEP_MS[HOUR], limit),
+                " LIMIT ? OFFSET ?",
+                (self._name, to_ms(before) - STEP_MS[HOUR], limit, offset),
             ).fetchall()
         return [DirtyHour(name, Window(from_ms(hour), from_ms(hour + STEP_MS[HOUR])), seq) for name, hour, seq in found]
 

@@ -9,7 +9,6 @@ a field without any value is left out. The idea is that of ALP (Afroozeh et al.,
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from collector.atomic import force_to_disk
 
 MAX_EXPONENT = 7
 ROW_GROUP_ROWS = 122_880
@@ -111,8 +112,8 @@ def write_sealed(path: Path, table: pa.Table, tags: Sequence[str]) -> dict[str, 
         column_encoding=encodings,
         row_group_size=ROW_GROUP_ROWS,
     )
-    _force_to_disk(path)
-    _force_to_disk(path.parent)
+    force_to_disk(path)
+    force_to_disk(path.parent)
     return exponents
 
 
@@ -122,13 +123,5 @@ def link_or_copy(source: Path, target: Path) -> None:
         target.hardlink_to(source)
     except OSError:
         shutil.copyfile(source, target)
-        _force_to_disk(target)
-    _force_to_disk(target.parent)
-
-
-def _force_to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        force_to_disk(target)
+    force_to_disk(target.parent)

@@ -11,6 +11,7 @@ from typing import Annotated, TextIO
 
 import typer
 
+from collector.atomic import replacing
 from collector.errors import ConfigurationError, UnreachableError
 from collector.window import Window, parse_instant
 from dashboard.cli.context import Rows, context_of, interval_of, opened_rows, whole_span
@@ -73,7 +74,7 @@ def _opened(path: Path | None) -> Iterator[TextIO]:
         yield sys.stdout
         return
     try:
-        with path.open("w", encoding="utf-8", newline="") as out:
+        with replacing(path) as beside, beside.open("w", encoding="utf-8", newline="") as out:
             yield out
     except OSError as error:
         raise UnreachableError(f"expected to write {path}, got {error.strerror or type(error).__name__}") from error

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -127,17 +128,31 @@ def ship(ctx: typer.Context, json: Json = False) -> None:
         say(f"shipped up to {progress.cursor:,}; {progress.pending:,} wait")
 
 
-def prepare(ctx: typer.Context, json: Json = False) -> None:
+def prepare(
+    ctx: typer.Context,
+    make_token: Annotated[
+        Path | None,
+        typer.Option(
+            "--make-token",
+            metavar="FILE",
+            help="Also write a token there that may read and write the buckets and nothing else (2.x).",
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
     """Make the buckets (1.8: the retention policies) of [influx] and set how long they keep rows.
 
     Needs a token that may make buckets; `trimtab collect` needs one that may read and write them.
     """
     from collector.influx.client import InfluxClient  # noqa: PLC0415
+    from collector.influx.places import make_token as write_token  # noqa: PLC0415
     from collector.influx.places import prepare as make  # noqa: PLC0415
 
     settings = _configured(context_of(ctx).settings.influx)
     with closing(InfluxClient(settings)) as client:
         done = make(client, settings)
+        if make_token is not None:
+            done.append(write_token(client, settings, make_token))
     if json:
         print_json({"schema_version": 1, "done": done})
         return

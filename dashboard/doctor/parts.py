@@ -56,6 +56,9 @@ def examine_store(settings: Settings, now: datetime) -> Iterator[Check]:
         try:
             yield from _examine_stored(store, settings, now)
         except TrimtabError as error:
+            if not here:  # all that can go wrong here is InfluxDB's, and is told with it
+                yield note("store", "none on this host; its rows are asked of InfluxDB, which does not give them")
+                return
             yield problem("store", str(error), "restore the store's folder, or set store.path to another one")
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 import orjson
 
+from collector.atomic import replacing
 from collector.errors import InputRejectedError, UnreachableError
 from collector.influx.store import open_store
 from dashboard.cli.context import interval_of
@@ -48,11 +49,10 @@ def write_weekly(
     report = weekly_report(settings, now=now, analysis=analysis)
     folder = settings.report.folder
     path = folder / f"weekly-{report.end:%Y-%m-%d}.{fmt}"
-    partial = path.with_name(f".{path.name}.partial")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(RENDERERS[fmt](report))
-        partial.replace(path)
+        with replacing(path) as beside:
+            beside.write_bytes(RENDERERS[fmt](report))
     except OSError as error:
         raise UnreachableError(f"[report] folder: expected a writable folder at {folder}, got {error}") from error
     return path

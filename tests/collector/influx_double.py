@@ -125,6 +125,7 @@ class InfluxDouble:
         self.longest_body: int | None = None
         self.refuse: Callable[[str, Tags, Point, int], str | None] = lambda *_: None
         self.query_closed = False
+        self.missing: set[str] = set()  # buckets that are not there
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.url = ""
         self._lock = threading.Lock()
@@ -309,6 +310,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._say(204, b"")
         elif self.path.startswith("/api/v2/setup"):
             self._say(200 if self.double.version.startswith("2") else 404, b"{}")
+        elif self._refused():
+            self._say(401, b'{"message": "unauthorized"}')
         elif self.path.startswith("/api/v2/buckets") and self.double.version.startswith("2"):
             found = [
                 {"id": name, "name": name, "retentionRules": [{"everySeconds": seconds}] if seconds else []}
@@ -325,10 +328,7 @@ class _Handler(BaseHTTPRequestHandler):
         with self.double._lock:
             self.double.requests.append((url.path, self.headers.get("Authorization", ""), query))
             fault = self.double.faults.pop(0) if self.double.faults and url.path != "/ping" else None
-        if self.double.token and self.headers.get("Authorization", "") not in (
-            f"Token {self.double.token}",
-            f"Bearer {self.double.token}",
-        ):
+        if self._refused():
             self._say(401, b'{"message": "unauthorized"}')
             return
         if fault is not None and not fault.keep:
@@ -336,6 +336,10 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if url.path == "/api/v2/write":
             text = (gzip.decompress(raw) if self.headers.get("Content-Encoding") == "gzip" else raw).decode()
+            if query["bucket"] in self.double.missing:
+                message = f'bucket \\"{query["bucket"]}\\" not found'
+                self._say(404, f'{{"code": "not found", "message": "{message}"}}'.encode())
+                return
             with self.double._lock:
                 status, why = self.double.write(query["bucket"], query["precision"], text)
             if fault is not None:
@@ -347,6 +351,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._say(200, self.double.query(form["db"], form["q"]).encode(), "application/csv")
         else:
             self._say(404, b'{"message": "not found"}')
+
+    def _refused(self) -> bool:
+        wanted = (f"Token {self.double.token}", f"Bearer {self.double.token}")
+        return bool(self.double.token) and self.headers.get("Authorization", "") not in wanted
 
     def _body(self) -> bytes:
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))

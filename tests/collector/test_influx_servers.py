@@ -19,15 +19,16 @@ from collector.batch import Batch, Event, Fact, Severity, Subject
 from collector.clock import VirtualClock
 from collector.conformance import DAY, HOUR, START, at, slice_rows, window
 from collector.errors import ConfigurationError
-from collector.influx.client import InfluxClient, QueryRefusedError
+from collector.influx.client import Flavour, InfluxClient, QueryRefusedError
 from collector.influx.lines import LineEncoder
-from collector.influx.places import check, prepare
+from collector.influx.places import _buckets, check, kept_v2, make_token, places, prepare
 from collector.influx.reader import InfluxReader
 from collector.influx.shipper import CURSOR, Shipper
 from collector.influx.store import InfluxStore
 from collector.schema import SLICE
 from collector.settings import InfluxSettings, StoreSettings
 from collector.store.outbox import Outbox
+from collector.store.request import HOUR as HOUR_TIER
 from collector.store.request import make_request
 from tests.conftest import wanted
 from tests.servers import InfluxServer, VictoriaServer, influxdb1, influxdb2
@@ -76,6 +77,70 @@ def test_prepare_makes_what_is_missing_and_check_says_what_is_wrong(
     (changed,) = prepare(client, longer)
     assert "is now kept 50 days" in changed
     assert check(client, longer) == []
+
+
+def test_a_token_that_may_use_the_buckets_and_nothing_else(influxdb2: InfluxServer, tmp_path: Path) -> None:
+    file = tmp_path / "influx.token"
+    admin = InfluxSettings.model_validate(
+        {"url": influxdb2.url, "token": influxdb2.token, "org": influxdb2.org, "bucket": f"srv{next(_NUMBERS)}", **LONG}
+    )
+    with closing(InfluxClient(admin)) as client:
+        with pytest.raises(ConfigurationError, match="expected buckets, found none; trimtab store prepare"):
+            make_token(client, admin, file)
+        prepare(client, admin)
+        assert "may read and write" in make_token(client, admin, file)
+        token = file.read_text()
+        assert file.stat().st_mode & 0o077 == 0
+        assert token != influxdb2.token
+        assert make_token(client, admin, file) == f"the token in {file} is kept"
+        assert file.read_text() == token
+        org = client.call_json("GET", "/api/v2/orgs", query={"org": admin.org})["orgs"][0]["id"]
+        rights = [{"action": "read", "resource": {"type": "buckets", "orgID": org}}]
+    own = admin.model_copy(update={"token": None, "token_file": file})
+    with closing(InfluxStore(own, StoreSettings(path=tmp_path / "store"), clock=VirtualClock(at(9 * 1440)))) as store:
+        store.write(slice_rows([0, 1], ["a", "b"], busy_ratio=[0.5, 0.6]))
+        store.ship()
+        assert len(store._remote.read("slice", window(0, 60))) == 2
+    with closing(InfluxClient(own)) as client:
+        assert check(client, own) == []
+        assert set(kept_v2(client, own)) == {f"{own.bucket}{tier}" for tier in ("", "_minute", "_hour")}
+        with pytest.raises(ConfigurationError, match=r"answered 40[134]"):
+            client.write(b"gpu,cluster=c busy_ratio=1 1", "trimtab")
+        with pytest.raises(ConfigurationError, match="found none that the token may see"):
+            prepare(client, own.model_copy(update={"bucket": "another"}))
+        with pytest.raises(ConfigurationError, match=r"answered 40[134]"):
+            client.call_json("POST", "/api/v2/authorizations", body={"orgID": org, "permissions": rights})
+    file.unlink()
+    with closing(InfluxClient(admin)) as client:
+        make_token(client, admin, file)
+    assert file.read_text() != token
+    file.with_name("old").write_text(token)
+    old = own.model_copy(update={"token_file": file.with_name("old")})
+    with closing(InfluxClient(old)) as client, pytest.raises(ConfigurationError, match="answered 401"):
+        check(client, old)  # taken back
+
+
+def test_a_tier_without_its_place_waits_alone(settings: InfluxSettings, client: InfluxClient, tmp_path: Path) -> None:
+    prepare(client, settings)
+    hour = places(settings, client.flavour())[HOUR_TIER]
+    if client.flavour() is Flavour.V2:
+        client.call_json("DELETE", f"/api/v2/buckets/{_buckets(client, settings)[hour.bucket][0]}")
+    else:
+        client.execute(f'DROP RETENTION POLICY "{hour.policy}" ON "{hour.database}"')
+    folder = StoreSettings(path=tmp_path / "store")
+    with closing(InfluxStore(settings, folder, clock=VirtualClock(at(9 * 1440)))) as store:
+        batch = slice_rows([0, 1], ["a", "b"], busy_ratio=[0.5, 0.6])
+        batch.events.append(Event(Subject("gpu", "lab", "n", "g"), "xid", Severity.ERROR, "XID 79", at(0)))
+        store.write(batch)
+        with pytest.raises(ConfigurationError, match="not found"):
+            store.ship()
+        with pytest.raises(ConfigurationError, match="not found"):
+            store.ship()
+        assert store.progress().pending == 0
+        assert store._remote.read("slice", window(0, 60))["slice"].tolist() == ["a", "b"]
+        prepare(client, settings)
+        store.ship()
+        assert store._remote.events(window(0, 60))["message"].tolist() == ["XID 79"]
 
 
 def test_a_field_that_somebody_wrote_as_integer(

@@ -467,3 +467,101 @@ def test_an_address_with_a_password_is_named_without_it(tmp_path: Path) -> None:
         InfluxClient(InfluxSettings(url="http://x", token_file=tmp_path / "absent"))
     with pytest.raises(ConfigurationError, match="expected an address"):
         InfluxClient(InfluxSettings(url="influx:8086"))
+
+
+def told(lab: Lab) -> Batch:
+    """A batch of a row, a fact, an event and a reject, a minute after those of `write`."""
+    subject = Subject("gpu", "c", "n", "g")
+    batch = slice_rows([30], ["s0"], steps_count=[1000])
+    batch.facts.append(Fact(subject, "model", "H100", at(30)))
+    batch.events.append(Event(subject, "xid", Severity.ERROR, "XID 79", at(30)))
+    batch.rejects.append(Reject(subject, "busy_ratio", "out_of_range", at(30)))
+    return batch
+
+
+@pytest.mark.parametrize("tier", ["minute", "hour"])
+def test_a_tier_without_its_bucket_waits_alone(lab: Lab, caplog: pytest.LogCaptureFixture, tier: str) -> None:
+    lab.double.missing = {f"trimtab_{tier}"}
+    lab.clock = VirtualClock(START + 2 * HOUR)
+    lab.store.write(told(lab))
+    lab.write(0, 20)
+    shipper = lab.shipper()
+    for _ in range(3):
+        assert shipper._try(0.0) > 0
+    assert lab.steps() == sorted([*range(200), 1000])
+    assert lab.pending == 0
+    other = "trimtab_minute" if tier == "hour" else "trimtab_hour"
+    assert lab.double.rows(f"trimtab_{tier}", "slice") == []
+    assert len(lab.double.rows(other, "slice")) > 0
+    sent = lab.writes()
+    shipper._try(0.0)
+    assert lab.writes() - sent == {f"trimtab_{tier}": 1}  # one look whether it is there; nothing is sent again
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert f'bucket "trimtab_{tier}" not found' in warnings[0]
+    assert "raw rows go on" in warnings[0]
+    with pytest.raises(ConfigurationError, match=f"trimtab_{tier}.*trimtab store prepare"):
+        lab.store.ship()
+    lab.double.missing = set()
+    lab.store.write(slice_rows([31], ["s0"], steps_count=[1001]))
+    shipper._try(0.0)
+    assert lab.steps()[-2:] == [1000, 1001]
+    for bucket, kind in (
+        ("trimtab_minute", "slice"),
+        ("trimtab_hour", "slice"),
+        *(("trimtab_hour", k) for k in ("fact", "event", "reject")),
+    ):
+        assert len(lab.double.rows(bucket, kind)) > 0, (bucket, kind)
+    assert len(lab.double.rows("trimtab_hour", "event")) == 1
+    sent = lab.writes()
+    shipper._try(0.0)
+    assert lab.writes() == sent
+
+
+def test_what_waits_for_its_bucket_outlives_the_process(lab: Lab, tmp_path: Path) -> None:
+    lab.double.missing = {"trimtab_hour"}
+    lab.store.write(told(lab))
+    with pytest.raises(ConfigurationError, match="trimtab_hour"):
+        lab.store.ship()
+    lab.store.close()
+    lab.double.missing = set()
+    again = Lab(tmp_path / "store", lab.double)
+    again.store.ship()
+    assert [len(lab.double.rows("trimtab_hour", kind)) for kind in ("fact", "event", "reject")] == [1, 1, 1]
+    again.store.ship()
+    again.store.close()
+
+
+def test_a_rotated_token_is_taken_up(lab: Lab, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "token"
+    file.write_text("first\n")
+    lab.double.token = "first"  # noqa: S105 - of a double
+    rotating = Lab(tmp_path / "other", lab.double, token_file=file)
+    rotating.write(0, 1)
+    rotating.store.ship()
+    lab.double.token = "second"  # noqa: S105
+    rotating.write(1, 1)
+    with pytest.raises(
+        ConfigurationError, match=r"answered 401.*check the token_file .*/token of \[influx\]"
+    ) as failure:
+        rotating.store.ship()
+    assert "first" not in str(failure.value)
+    file.write_text("second\n")
+    rotating.store.ship()
+    assert len(rotating.steps()) == 20
+    file.unlink()  # between the old file and the new one
+    rotating.write(2, 1)
+    rotating.store.ship()
+    assert len(rotating.steps()) == 30
+    assert "cannot be read: FileNotFoundError" in caplog.text
+    assert "second" not in caplog.text
+    rotating.store.close()
+
+
+def test_without_a_token_the_setting_is_named(lab: Lab) -> None:
+    lab.double.token = "wanted"  # noqa: S105 - of a double
+    lab.write(0, 1)
+    with pytest.raises(ConfigurationError) as failure:
+        lab.store.ship()
+    assert f"InfluxDB at {lab.double.url} answered 401" in str(failure.value)
+    assert "no token is set: [influx] token_file, or TRIMTAB_INFLUX__TOKEN in the environment" in str(failure.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 from collections.abc import Callable, Iterable
@@ -240,6 +241,21 @@ def test_a_window_that_ends_before_it_begins_is_code_2(trimtab: Callable[..., Ra
     ran = trimtab("audit", "export", "--output", "nowhere/held.csv")
     assert ran.code == 4
     assert "expected to write nowhere/held.csv" in ran.err
+
+
+def test_an_export_that_fails_leaves_the_file_of_the_time_before(
+    trimtab: Callable[..., Ran], stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("held.csv").write_text("of yesterday")
+
+    def fails(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("dashboard.holding_export.write_csv", fails)
+    ran = trimtab("audit", "export", "--output", "held.csv")
+    assert (ran.code, "No space left on device" in ran.err) == (4, True)
+    assert Path("held.csv").read_text() == "of yesterday"
+    assert not list(Path().glob(".held*"))
 
 
 def test_use_of_days_whose_raw_rows_are_gone_comes_from_coarser_ones(elsewhere: Path) -> None:
