@@ -21,6 +21,7 @@ class AnalyzeSettings(Section):
     )
     idle_activity: float = Field(0.01, ge=0, le=1, description="activity below which a slice is idle")
     idle_minutes: float = Field(60.0, gt=0, description="idle for so long while held: TT301, in minutes")
+    abandoned_hours: float = Field(24.0, gt=0, description="idle for so long while held: abandoned (TT302), in hours")
     over_provisioned_share: float = Field(0.5, gt=0, lt=1, description="peak use of a quota below which TT311 speaks")
 
 

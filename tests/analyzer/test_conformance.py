@@ -54,8 +54,33 @@ class _Ours(DetectorConformance):
         assert {f.code for f in found} >= (self.tells or set(detector.codes))
 
 
+def wasteful_node() -> Node:
+    """Every state of a holding, and shares of every wrong size."""
+    node = Node(hours=30)
+    half = np.arange(node.count) < 900
+    memory = {"memory_used_bytes": 2e9, "memory_quota_bytes": 20e9}
+    node.card("GPU-1", sm_active_ratio=0.3)
+    node.slice("abandoned", sm_quota_ratio=0.2, busy_ratio=0.0, workload="gone")
+    node.slice("held", sm_quota_ratio=0.2, busy_ratio=np.where(half, 0.5, 0.0), workload="idle")
+    node.slice("wide", kind="vgpu", sm_quota_ratio=0.6, busy_ratio=0.1, workload="wide", **memory)
+    late = {"requests_per_second": 10.0, "within_objective_per_second": np.where(half, 10.0, 5.0)}
+    tight = {"sm_quota_ratio": 0.4, "sm_active_ratio": np.where(half, 0.1, 0.4), **late}
+    node.card("GPU-2", sm_active_ratio=np.where(half, 0.4, 1.0))
+    node.slice("tight", gpu="GPU-2", workload="tight", **tight)
+    asks = {"sm_active_ratio": np.where(half, 0.3, 0.1), "queue_depth_count": 4.0}
+    node.slice("starved", gpu="GPU-2", workload="starved", sm_quota_ratio=0.3, **asks)
+    node.slice("taker", gpu="GPU-2", workload="taker", sm_quota_ratio=0.3, sm_active_ratio=np.where(half, 0.1, 0.5))
+    return node
+
+
 class TestIdle(_Ours):
     makes = IdleDetector
+
+    def partition(self) -> Partition:
+        return wasteful_node().partition()
+
+    def context(self) -> Context:
+        return wasteful_node().context()
 
 
 class TestFragmentation(_Ours):

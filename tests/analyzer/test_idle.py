@@ -1,18 +1,22 @@
-"""TT301 and TT311."""
+"""TT301, TT302, TT311 to TT314."""
 
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import pytest
 
 from analyzer.findings import Finding, Role, Verdict
-from analyzer.idle import IdleDetector, how_to_check, right_size, smallest_profile
+from analyzer.idle import IdleDetector, how_to_check
 from analyzer.protocols import Conclusion
+from analyzer.sizing import right_size, smallest_profile
 from collector.declarations import Objective, ResolvedWorkload, WorkloadDeclaration
-from tests.analyzer.conftest import MakeNode, Node
+from tests.analyzer.conftest import START, MakeNode, Node
+
+GIB = 2.0**30
 
 
 def judge(node: Node, settings: dict[str, object] | None = None, **context: Any) -> Conclusion:
@@ -96,7 +100,7 @@ def test_without_any_activity_field_nothing_is_said(make_node: MakeNode) -> None
     node.slice("a", sm_quota_ratio=0.25, memory_used_bytes=1e9)
     got = judge(node)
     assert got.findings == []
-    assert {w.code for w in got.withheld if w.applicable} == {"TT301", "TT311"}
+    assert {w.code for w in got.withheld if w.applicable} == set(IdleDetector.codes)
     assert "busy_ratio" in reasons(got, "TT301")[0][0]
 
 
@@ -303,3 +307,196 @@ def test_order_of_rows_does_not_matter(make_node: MakeNode) -> None:
 
 def test_how_to_check_a_whole_card() -> None:
     assert how_to_check("whole", "GPU-1", "whole").startswith("nvidia-smi -i GPU-1")
+
+
+def test_a_smaller_profile_must_hold_the_memory_too(make_node: MakeNode) -> None:
+    node = make_node(hours=48)
+    node.card(sm_count=132)
+    node.fact("gpu", "model", "NVIDIA H100 80GB HBM3", gpu="GPU-1")
+    fields = {"sm_quota_ratio": 60 / 132, "sm_active_ratio": 0.1, "memory_quota_bytes": 40 * GIB}
+    node.slice("gi1", kind="mig", profile="3g.40gb", memory_used_bytes=12 * GIB, **fields)
+    assert only(judge(node), "TT311").evidence["target_profile"] == "1g.20gb"
+    assert reasons(judge(node), "TT312") == [("an instance is sized as one, by TT311", False)]
+
+
+# --- TT302 ------------------------------------------------------------------------------------------------------------
+
+
+def test_idle_for_a_day_is_abandoned(make_node: MakeNode) -> None:
+    node = make_node(hours=30)
+    node.card(sm_active_ratio=0.3)
+    node.slice("a", sm_quota_ratio=0.25, busy_ratio=np.where(np.arange(node.count) < 180, 0.5, 0.0))
+    finding = only(judge(node), "TT302")
+    assert finding.verdict is Verdict.HOLDS
+    assert finding.evidence["state"] == "abandoned"
+    assert finding.evidence["owner"] == "team"
+    assert finding.effect is not None
+    assert finding.effect.value == pytest.approx(27 * 0.25)
+    assert [f for f in judge(node).findings if f.code == "TT301"] == []  # one claim a slice
+    later = judge(node, {"abandoned_hours": 48.0})
+    assert only(later, "TT301").evidence["state"] == "idle-held"
+
+
+def test_memory_of_a_pod_that_ended_is_a_zombie(make_node: MakeNode) -> None:
+    node = make_node(hours=6)
+    node.card(sm_active_ratio=0.3)
+    busy = np.where(np.arange(node.count) < 120, 0.5, 0.0)
+    node.slice("a", sm_quota_ratio=0.25, busy_ratio=busy, memory_used_bytes=3 * GIB, pod="ns/a")
+    node.slice("b", sm_quota_ratio=0.25, busy_ratio=busy, memory_used_bytes=3 * GIB, pod="ns/b", workload="other")
+    ended = START + timedelta(hours=2)
+    node.fact("pod", "request", '{"cards": 1}', thing="ns/a", end=ended)
+    node.fact("pod", "request", '{"cards": 1}', thing="ns/b")
+    finding = only(judge(node), "TT302")
+    assert finding.subject(Role.SUBJECT).slice == "a"
+    assert finding.verdict is Verdict.HOLDS
+    assert finding.evidence["pod_ended"] == ended
+    assert "its pod ended at 2026-01-05 02:00 and 3.0 GiB stay" in finding.claim
+    assert only(judge(node), "TT301").subject(Role.SUBJECT).slice == "b"
+
+
+def test_a_pod_that_came_back_under_its_name_is_no_zombie(make_node: MakeNode) -> None:
+    node = make_node(hours=6)
+    node.card(sm_active_ratio=0.3)
+    node.slice("a", sm_quota_ratio=0.25, busy_ratio=0.0, memory_used_bytes=3 * GIB, pod="ns/a")
+    node.fact("pod", "request", '{"cards": 1}', thing="ns/a", end=START + timedelta(hours=1))
+    node.fact("pod", "request", '{"cards": 1}', thing="ns/a", start=START + timedelta(hours=1))
+    assert only(judge(node), "TT301")
+
+
+def test_a_server_that_nobody_asks_is_suspected(make_node: MakeNode) -> None:
+    node = make_node(hours=6)
+    node.card(sm_active_ratio=0.3)
+    fields = {"sm_quota_ratio": 0.25, "busy_ratio": 0.0, "memory_used_bytes": 3 * GIB}
+    node.slice("a", requests_per_second=0.0, queue_depth_count=0.0, **fields)
+    node.slice("b", workload="stuck", requests_per_second=0.0, queue_depth_count=2.0, **fields)
+    finding = only(judge(node), "TT302")
+    assert finding.verdict is Verdict.SUSPECTED
+    assert finding.evidence["clientless"] is True
+    assert only(judge(node), "TT301").subject(Role.SUBJECT).workload == "stuck"  # requests wait: no lack of clients
+
+
+@pytest.mark.parametrize("field", ["pcie_rx_bytes_per_second", "decoder_ratio"])
+def test_moving_data_or_coding_video_alone_on_a_card_is_activity(make_node: MakeNode, field: str) -> None:
+    node = make_node(hours=6)
+    node.card(busy_ratio=0.0, **{field: 5e6 if "pcie" in field else 0.4})
+    node.slice("whole", kind="whole")
+    assert [f for f in judge(node).findings if f.code == "TT301"] == []
+    quiet = make_node(hours=6)
+    quiet.card(busy_ratio=0.0, **{field: 5e3 if "pcie" in field else 0.0})
+    quiet.slice("whole", kind="whole")
+    assert only(judge(quiet), "TT301")
+
+
+# --- TT312 ------------------------------------------------------------------------------------------------------------
+
+
+def test_memory_over_provisioned_goes_by_the_peak(make_node: MakeNode) -> None:
+    node = make_node(hours=48)
+    node.card(sm_active_ratio=0.3)
+    used = np.where(np.arange(node.count) == 100, 8 * GIB, 5 * GIB)
+    node.slice("a", kind="vgpu", busy_ratio=0.3, memory_used_bytes=used, memory_quota_bytes=40 * GIB)
+    finding = only(judge(node), "TT312")
+    assert finding.verdict is Verdict.HOLDS
+    assert finding.evidence["peak_bytes"] == 8 * GIB
+    assert finding.evidence["target_bytes"] == pytest.approx(8 * 1.15 * GIB)
+    assert finding.evidence["lower_bytes"] == pytest.approx(5 * 1.15 * GIB, rel=2e-3)  # the median of two daily peaks
+    assert finding.evidence["upper_bytes"] == pytest.approx(8 * 1.15 * 1.5 * GIB)
+    assert finding.effect is not None
+    assert finding.effect.lower <= finding.effect.value <= finding.effect.upper
+
+
+def test_memory_near_its_quota_or_without_one(make_node: MakeNode) -> None:
+    node = make_node(hours=48)
+    node.card(sm_active_ratio=0.3)
+    node.slice("a", kind="vgpu", busy_ratio=0.3, memory_used_bytes=30 * GIB, memory_quota_bytes=40 * GIB)
+    node.slice("b", kind="mps", workload="b", busy_ratio=0.3, memory_used_bytes=3 * GIB)
+    got = judge(node)
+    assert [f for f in got.findings if f.code == "TT312"] == []
+    assert reasons(got, "TT312") == [("its memory quota is not known (memory_quota_bytes)", True)]
+
+
+# --- TT313, TT314 -----------------------------------------------------------------------------------------------------
+
+
+def server(node: Node, name: str, got: Any, missed: Any, **fields: Any) -> None:
+    """A server of 100 requests a second; where it misses, half of them are late."""
+    rates = {"requests_per_second": 100.0, "within_objective_per_second": np.where(missed, 50.0, 100.0)}
+    node.slice(name, workload=name, sm_active_ratio=got, busy_ratio=0.9, **{**rates, **fields})
+
+
+def test_under_provisioned_names_what_would_do(make_node: MakeNode) -> None:
+    node = make_node(hours=48)
+    busy_hour = np.arange(node.count) % 360 < 60
+    node.card(sm_active_ratio=0.5)
+    server(node, "a", np.where(busy_hour, 0.2, 0.1), busy_hour, sm_quota_ratio=0.2)
+    finding = only(judge(node), "TT313")
+    assert finding.verdict is Verdict.HOLDS
+    evidence = finding.evidence
+    assert evidence["missed_at_limit"] == 1.0
+    assert evidence["missed_intervals"] == 480
+    assert evidence["keeps_up_to"] == pytest.approx(0.5)  # it kept its objective at half its share
+    assert 0.2 <= evidence["lower_ratio"] <= evidence["target_ratio"] <= evidence["upper_ratio"]
+    assert evidence["upper_ratio"] == pytest.approx(1.5 * evidence["target_ratio"])
+
+
+def test_missing_an_objective_below_the_limit_is_no_lack_of_share(make_node: MakeNode) -> None:
+    node = make_node(hours=48)
+    node.card(sm_active_ratio=0.5)
+    server(node, "a", 0.1, np.arange(node.count) % 360 < 60, sm_quota_ratio=0.3)
+    assert [f for f in judge(node).findings if f.code == "TT313"] == []
+
+
+def test_at_the_limit_with_the_objective_kept_is_a_good_fit(make_node: MakeNode) -> None:
+    node = make_node(hours=48)
+    node.card(sm_active_ratio=0.5)
+    server(node, "a", 0.2, False, sm_quota_ratio=0.2)
+    assert [f for f in judge(node).findings if f.code.startswith("TT31")] == []
+
+
+def test_full_memory_that_preempts_is_under_provisioned(make_node: MakeNode) -> None:
+    node = make_node(hours=12)
+    node.card(sm_active_ratio=0.5)
+    preempted = np.where(np.arange(node.count) % 60 == 0, 1.0, 0.0)
+    fields = {"memory_used_bytes": 9.8 * GIB, "memory_quota_bytes": 10 * GIB, "sm_quota_ratio": 0.4}
+    server(node, "a", 0.1, False, preemption_count=preempted, **fields)
+    server(node, "b", 0.1, False, **fields)  # full, and nothing says that it hurts
+    finding = only(judge(node), "TT313")
+    assert finding.subject(Role.SUBJECT).workload == "a"
+    assert finding.evidence["preemptions"] == 12
+    assert "its memory of 10.0 GiB was full in 720 intervals" in finding.claim
+
+
+def test_starved_names_who_took_the_share(make_node: MakeNode) -> None:
+    node = make_node(hours=12)
+    hungry = np.arange(node.count) < 120
+    node.card(sm_active_ratio=1.0)
+    server(node, "a", np.where(hungry, 0.2, 0.5), False, sm_quota_ratio=0.5, queue_depth_count=np.where(hungry, 9, 0))
+    node.slice("b", tenant="rival", workload="b", sm_quota_ratio=0.5, sm_active_ratio=np.where(hungry, 0.8, 0.5))
+    finding = only(judge(node), "TT314")
+    assert finding.verdict is Verdict.HOLDS
+    assert finding.subject(Role.SUBJECT).workload == "a"
+    assert finding.evidence["starved_gpu_seconds"] == pytest.approx(120 * 60 * 0.3)
+    assert finding.evidence["taken_by"] == [
+        {"tenant": "rival", "workload": "b", "gpu_seconds": pytest.approx(120 * 60 * 0.3)}
+    ]
+    assert "rival/b took most of it" in finding.claim
+
+
+def test_who_asks_for_nothing_or_has_room_is_not_starved(make_node: MakeNode) -> None:
+    node = make_node(hours=12)
+    node.card(sm_active_ratio=1.0)
+    server(node, "a", 0.2, False, sm_quota_ratio=0.5, queue_depth_count=0.0)
+    node.slice("b", workload="b", sm_quota_ratio=0.5, sm_active_ratio=0.8)
+    assert [f for f in judge(node).findings if f.code == "TT314"] == []
+    roomy = make_node(hours=12)
+    roomy.card(sm_active_ratio=0.3)
+    server(roomy, "a", 0.2, False, sm_quota_ratio=0.5, queue_depth_count=3.0)
+    roomy.slice("b", workload="b", sm_quota_ratio=0.5, sm_active_ratio=0.1)
+    assert [f for f in judge(roomy).findings if f.code == "TT314"] == []
+
+
+def test_an_instance_cannot_be_starved(make_node: MakeNode) -> None:
+    node = make_node(hours=12)
+    node.card(sm_active_ratio=1.0)
+    node.slice("gi1", kind="mig", profile="3g.40gb", sm_quota_ratio=0.4, sm_active_ratio=0.2, queue_depth_count=5.0)
+    assert reasons(judge(node), "TT314") == [("nobody can take of its share", False)]
