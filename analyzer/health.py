@@ -20,6 +20,7 @@ from analyzer.findings import Effect, Finding, Role, SubjectRef, Verdict, findin
 from analyzer.protocols import Conclusion, Context, Needs, Partition, Withheld
 from analyzer.shares import cards
 from collector.clock import to_ms
+from collector.history import imported_until
 
 _XID = re.compile(r"xid(?:\s*\(PCI[^)]*\))?\D{0,3}(\d+)", re.IGNORECASE)
 # An XID that follows another of the same card within so many seconds is its companion.
@@ -99,11 +100,17 @@ class HealthDetector:
         reporting = max([node_last, *last.values()], default=-1)
         limit = max(_LOST_INTERVALS, math.ceil(_LOST_SECONDS / step))
         told = _told_lost(partition.events)
+        imported = imported_until(partition.facts)
         left = set(partition.events.loc[partition.events["code"].isin(_NOT_LOST[1:]), "gpu"])
         rows = []
         for card in found:
             if card.gpu in left:
                 continue  # another card is in its place, or it was taken out of the capacity, and that was told
+            past = imported.get((partition.cluster, partition.node, card.gpu))
+            newest_ms = start_ms + last[card.gpu] * step * 1000
+            # A log ends, and no card with it; one that its own log goes on without is lost all the same.
+            if past is not None and (last[card.gpu] < 0 or newest_ms <= to_ms(past) <= newest_ms + limit * step * 1000):
+                continue
             row: dict[str, Any] = {"gpu": card.gpu, "code": "TT604"}
             seen = last[card.gpu]
             if card.gpu in told and told[card.gpu] >= start_ms + seen * step * 1000:

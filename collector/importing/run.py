@@ -16,6 +16,7 @@ from collector.batch import Batch, Fact, Subject
 from collector.declarations import WorkloadDeclaration
 from collector.errors import ConfigurationError
 from collector.exposition import parse_exposition
+from collector.history import IMPORTED, CardKey
 from collector.importing.dcgmi import read_dcgmi
 from collector.importing.detect import WHY_NOT, Format, detect
 from collector.importing.log import LogPlace, NotImportableError, Tally
@@ -198,10 +199,11 @@ def _write(job: _Job, report: FileReport, store: Store) -> None:
             store.write(kept)
         else:
             batch.facts.append(job.mark(batch, done=False))
+        job.note_span(batch)
         kept = batch
     _refuse(report, strict=False)
     if report.status == "imported" and kept is not None:
-        kept.facts.append(job.mark(kept, done=True))
+        kept.facts += [*job.history(), job.mark(kept, done=True)]
         store.write(kept)
 
 
@@ -225,6 +227,8 @@ class _Job:
     options: ImportOptions
     file_time: datetime
     first: datetime | None = None
+    begins: dict[CardKey, datetime] = field(default_factory=dict)
+    ends: dict[tuple[str, str], datetime] = field(default_factory=dict)  # (cluster, node) -> newest row
 
     def batches(self, report: FileReport) -> Iterator[Batch]:
         """Yield what the file holds; the report tells of it when all is read."""
@@ -268,6 +272,22 @@ class _Job:
             self.file_time,
         )
         yield from READERS[self.kind](self.file, place, tally)
+
+    def note_span(self, batch: Batch) -> None:
+        """Note since when each card is in the file, and until when its node."""
+        for table in (batch.rows[name] for name in ("gpu", "slice") if name in batch.rows):
+            times = table.select(["cluster", "node", "gpu", "time"]).group_by(["cluster", "node", "gpu"])
+            for row in times.aggregate([("time", "min"), ("time", "max")]).to_pylist():
+                key, node = (row["cluster"], row["node"], row["gpu"]), (row["cluster"], row["node"])
+                self.begins[key] = min(self.begins.get(key, row["time_min"]), row["time_min"])
+                self.ends[node] = max(self.ends.get(node, row["time_max"]), row["time_max"])
+
+    def history(self) -> list[Fact]:
+        """Return the facts that the rows of these cards are a past, and until when it goes."""
+        return [
+            Fact(Subject("gpu", *key), IMPORTED, self.ends[key[:2]].isoformat(), begin, "declared")
+            for key, begin in sorted(self.begins.items())
+        ]
 
     def mark(self, batch: Batch, *, done: bool) -> Fact:
         """Return the fact that this content was imported, with the times that it got."""

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
+from collector.history import imported_until
 from collector.schema import NOBODY, UNKNOWN
 from dashboard.app_parts import charts, loaders, page
 from dashboard.views import fleet, palette
@@ -142,6 +143,7 @@ if seen is not None:
         pause=loaders.pause(),
         now=loaders.present(),
         names=card_names(loaders.facts(seen.window)),
+        imported=imported_until(loaders.facts(seen.window)),
     )
     _status(problems, claims)
     ledger = loaders.ledger(span)

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 import pandas as pd
 
 from collector.errors import TrimtabError
+from collector.history import imported_until
 from collector.plugins import load_plugin
 from collector.protocols import StoreReader
 from collector.schema import MEASUREMENTS
@@ -103,6 +104,7 @@ def look(store: StoreReader, settings: Settings, now: datetime) -> Seen:
         events=store.events(window),
         rejects=store.rejects(window),
         live=bool(settings.source),
+        imported=imported_until(store.facts(window)),
     )
 
 

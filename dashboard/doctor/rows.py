@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 import pandas as pd
 
+from collector.history import CardKey
 from collector.schema import NOBODY, UNKNOWN
 from dashboard.doctor.check import DOWN_ADVICE, Check, down_text, note, ok, problem, reject_text, some, span_text
 
@@ -25,6 +27,7 @@ class Seen:
     gpu, slice: newest row of each card and slice within LOOK_BACK, with the ACTIVITY columns.
     events, rejects: of the same span, as `Store.events` and `Store.rejects` return them.
     live: sources are configured, so that rows are expected to keep coming.
+    imported: until when the rows of cards go that were imported after the fact: they are no sources that fall silent.
     """
 
     now: datetime
@@ -34,6 +37,13 @@ class Seen:
     events: pd.DataFrame
     rejects: pd.DataFrame
     live: bool = True
+    imported: Mapping[CardKey, pd.Timestamp] = field(default_factory=dict)
+
+    def is_history(self, frame: pd.DataFrame) -> pd.Series:
+        """Say of each row whether it was imported."""
+        keys = zip(frame["cluster"], frame["node"], frame["gpu"], strict=True)
+        until = [self.imported.get(key, pd.NaT) for key in keys]
+        return frame["time"] <= pd.Series(until, index=frame.index, dtype="datetime64[ns, UTC]")
 
     @property
     def late(self) -> timedelta:
@@ -45,7 +55,11 @@ def examine_rows(seen: Seen) -> list[Check]:
     """Return what the rows say, the verdict (busy, idle or broken) last."""
     if seen.gpu.empty and seen.slice.empty:
         return _nothing(seen)
-    newest = pd.concat([seen.gpu["time"], seen.slice["time"]]).max()
+    live = pd.concat([frame["time"][~seen.is_history(frame)] for frame in (seen.gpu, seen.slice)])
+    if live.empty and seen.live:
+        text = "all rows of the last day were imported after the fact; no configured source has given any"
+        return [*_targets_down(seen), *_untrusted(seen), problem(TOPIC, text, "is `trimtab collect` running?")]
+    newest = live.max() if len(live) else pd.concat([seen.gpu["time"], seen.slice["time"]]).max()
     return [
         _freshness(seen, newest),
         *_targets_down(seen),
@@ -134,7 +148,7 @@ def _reporting(frame: pd.DataFrame, newest: pd.Timestamp, seen: Seen) -> pd.Seri
 
 
 def _silent_cards(seen: Seen, newest: pd.Timestamp) -> list[Check]:
-    silent = seen.gpu[~_reporting(seen.gpu, newest, seen)]
+    silent = seen.gpu[~_reporting(seen.gpu, newest, seen) & ~seen.is_history(seen.gpu)]
     left = seen.events.loc[seen.events["code"].isin(["card_replaced", "card_forgotten"]), "gpu"]
     silent = silent[~silent["gpu"].isin(left)]
     if silent.empty:

@@ -17,6 +17,7 @@ import pandas as pd
 from analyzer.facts import hardware_facts
 from analyzer.findings import Finding, Role, Verdict
 from analyzer.ledger import LEVEL_1, LEVEL_2, Ledger
+from collector.history import CardKey
 from collector.protocols import StoreReader
 from collector.schema import NOBODY, UNKNOWN
 from collector.window import Window
@@ -73,6 +74,7 @@ def problems(
     pause: Pause,
     now: datetime | None = None,
     names: CardNames = MappingProxyType({}),
+    imported: Mapping[CardKey, pd.Timestamp] = MappingProxyType({}),
 ) -> list[Problem]:
     """Return what is wrong now, worst first.
 
@@ -86,9 +88,10 @@ def problems(
         pause: the kill switch.
         now: the present, where rows are expected to keep coming.
         names: of the cards.
+        imported: until when the rows of cards go that were imported after the fact: these do not fall silent.
     """
     sick = _sick(findings, names)
-    found = [*_stopped(look, now), *sick.values(), *_silent(look, cards, sick), *_missed(holdings)]
+    found = [*_stopped(look, now), *sick.values(), *_silent(look, _live(cards, imported), sick), *_missed(holdings)]
     found += _open_claims(findings)
     found += [*_queues(queues), *_changes(changes)]
     if not pause.allows_new:
@@ -103,6 +106,13 @@ def _stopped(look: Look, now: datetime | None) -> list[Problem]:
         return []
     words = f"No row came for {seconds(age)}: everything here is older; trimtab doctor says why"
     return [Problem("critical", words, "fleet")]
+
+
+def _live(cards: pd.DataFrame, imported: Mapping[CardKey, pd.Timestamp]) -> pd.DataFrame:
+    """Return the cards that somebody still reports on, or did until they fell silent."""
+    keys = zip(cards["cluster"], cards["node"], cards["gpu"], cards["last_seen"], strict=True)
+    past = [(c, n, g) in imported and (pd.isna(last) or last <= imported[c, n, g]) for c, n, g, last in keys]
+    return cards[~np.array(past, dtype=bool)]
 
 
 def _silent(look: Look, cards: pd.DataFrame, told: Collection[str]) -> list[Problem]:
