@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
-import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
 from datetime import datetime, timedelta
-from functools import cache
-from importlib import resources
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,12 +12,13 @@ import pandas as pd
 
 from analyzer.facts import records
 from analyzer.findings import Effect, Finding, Role, SubjectRef, Verdict, finding_id, make_finding
+from analyzer.isolation import faults
 from analyzer.protocols import Conclusion, Context, Needs, Partition, Withheld
 from analyzer.shares import cards
+from analyzer.xids import Xid, xid, xid_number
 from collector.clock import to_ms
 from collector.history import imported_until
 
-_XID = re.compile(r"xid(?:\s*\(PCI[^)]*\))?\D{0,3}(\d+)", re.IGNORECASE)
 # An XID that follows another of the same card within so many seconds is its companion.
 _COMPANION_SECONDS = 60.0
 _RECURRING = timedelta(days=7)
@@ -30,46 +26,7 @@ _RECURRING = timedelta(days=7)
 _LOST_INTERVALS = 3
 _LOST_SECONDS = 180.0
 _NOT_LOST = ("card_returned", "card_replaced", "card_forgotten")
-_COLUMNS = ["cluster", "node", "gpu", "code", "at_ms", "number", "lost_since_ms", "how", "withheld"]
-
-
-@dataclass(frozen=True, slots=True)
-class Xid:
-    """What one XID number means: short name, severity, what to do first, what to do when it recurs."""
-
-    number: int
-    name: str
-    action: str
-    severity: str
-    text: str
-    recurring: str
-
-
-@cache
-def xids() -> Mapping[int, Xid]:
-    """Return all classified XID numbers of the data table."""
-    data = tomllib.loads(resources.files("analyzer").joinpath("data/xid.toml").read_text("utf-8"))
-    found = {}
-    for action, entry in data["action"].items():
-        for number in entry["codes"]:
-            name = data["name"].get(str(number), "")
-            found[number] = Xid(number, name, action, entry["severity"], entry["text"], entry["recurring"])
-    return found
-
-
-def xid(number: int) -> Xid:
-    """Return what is known of an XID number; one that nobody classified says so."""
-    known = xids().get(number)
-    if known is not None:
-        return known
-    other = next(x for x in xids().values() if x.action == "unclassified")
-    return Xid(number, "", "unclassified", other.severity, other.text, other.recurring)
-
-
-def xid_number(message: str) -> int | None:
-    """Return the number in a message such as `XID 79: ...`; None where there is none."""
-    match = _XID.search(message)
-    return int(match[1]) if match else None
+_COLUMNS = ["cluster", "node", "gpu", "code", "at_ms", "number", "charged", "lost_since_ms", "how", "withheld"]
 
 
 class HealthDetector:
@@ -82,13 +39,15 @@ class HealthDetector:
         """Return a row an XID event, and a row a card for TT604: lost since when, or why that cannot be told."""
         rows: list[dict[str, Any]] = []
         common = {"cluster": partition.cluster, "node": partition.node}
-        events = partition.events
-        for time, gpu, message in events[events["code"] == "xid"][["time", "gpu", "message"]].itertuples(index=False):
-            number = xid_number(message)
+        events = partition.events[partition.events["code"] == "xid"]
+        charged = _charges(partition) if len(events) else {}
+        for time, gpu, message in events[["time", "gpu", "message"]].itertuples(index=False):
+            number, at_ms = xid_number(message), to_ms(time)
             if number:
-                rows.append({**common, "gpu": gpu, "code": "TT601", "at_ms": to_ms(time), "number": number})
+                whose = charged.get((gpu, at_ms, number), "")
+                rows.append({**common, "gpu": gpu, "code": "TT601", "at_ms": at_ms, "number": number, "charged": whose})
         rows += [{**common, **row} for row in self._presence(partition)]
-        return pd.DataFrame([{"how": "", "withheld": "", **row} for row in rows], columns=_COLUMNS)
+        return pd.DataFrame([{"how": "", "withheld": "", "charged": "", **row} for row in rows], columns=_COLUMNS)
 
     def _presence(self, partition: Partition) -> list[dict[str, Any]]:
         found = [card for card in cards(partition) if not card.nameless]
@@ -142,6 +101,17 @@ class HealthDetector:
         return Conclusion(findings, withheld)
 
 
+def _charges(partition: Partition) -> dict[tuple[str, int, int], str]:
+    """Return (card, ms, XID) -> tenant/workload of the slice whose program caused it, where that can be told."""
+    found = {}
+    for card in cards(partition):
+        for fault in faults(card, partition):
+            if fault.number and fault.culprit >= 0:
+                whose = card.holdings[fault.culprit]
+                found[card.gpu, fault.at_ms, fault.number] = f"{whose.tenant}/{whose.workload}"
+    return found
+
+
 def _told_lost(events: pd.DataFrame) -> dict[str, float]:
     """Return cards whose newest such event is `card_lost`, and when it was (ms)."""
     about = events[events["code"].isin(["card_lost", *_NOT_LOST])].sort_values("time", kind="stable")
@@ -165,25 +135,35 @@ def _xid_findings(subject: tuple[SubjectRef, ...], errors: pd.DataFrame, context
         ]
         if known.action == "follow_companion" and led:
             continue
-        findings.append(_xid_finding(subject, known, at, sorted(set(led)), context))
+        charged = Counter(name for name in errors.loc[numbers == number, "charged"] if name)
+        findings.append(
+            _xid_finding(subject, known, at, sorted(set(led)), context, charged=dict(charged.most_common()))
+        )
     return findings
 
 
 def _xid_finding(
-    subject: tuple[SubjectRef, ...], known: Xid, at: np.ndarray, led: list[int], context: Context
+    subject: tuple[SubjectRef, ...],
+    known: Xid,
+    at: np.ndarray,
+    led: list[int],
+    context: Context,
+    *,
+    charged: dict[str, int],
 ) -> Finding:
     first, last = _instant(at.min()), _instant(at.max())
     again = len(at) > 1 and bool((np.diff(np.sort(at)) <= _RECURRING / timedelta(milliseconds=1)).any())
     name = f" ({known.name})" if known.name else ""
     often = f"{len(at)} times" if len(at) > 1 else "once"
     card = f"{subject[0].gpu} on {subject[0].node}"
+    by = f" by {', '.join(charged)}" if charged else ""
     return Finding(
         id=finding_id("TT601", subject, f"xid {known.number}"),  # one finding a number
         code="TT601",
         verdict=Verdict.HOLDS,
         subjects=subject,
         window=context.window,
-        claim=f"XID {known.number}{name} {often} on {card}, last {last:%Y-%m-%d %H:%M} UTC: {known.text}",
+        claim=f"XID {known.number}{name} {often} on {card}{by}, last {last:%Y-%m-%d %H:%M} UTC: {known.text}",
         risk="an exporter shows only the last XID, so one between two scrapes can be missed; a program can cause some",
         confidence=0.95,
         coverage=1.0,
@@ -199,6 +179,8 @@ def _xid_finding(
             "last": last,
             "recurring": again,
             "after_xid": led,
+            "charged_to": charged,
+            "take_out": known.take_out,
         },
         simulated=context.simulated,
     )
@@ -223,7 +205,14 @@ def _lost(subject: tuple[SubjectRef, ...], row: dict[str, Any], errors: pd.DataF
         confidence=0.95 if told or numbers else 0.8,
         coverage=1.0,
         effect=Effect(hours, "gpu_hours", hours, hours),
-        evidence={"since": since, "how": row["how"], "xids_before": numbers, "still": True},
+        evidence={
+            "since": since,
+            "how": row["how"],
+            "xids_before": numbers,
+            "still": True,
+            "severity": "critical",
+            "take_out": True,
+        },
         simulated=context.simulated,
     )
 

@@ -15,3 +15,9 @@ def run_starts(*columns: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
     for column in columns:
         changed[1:] |= column[1:] != column[:-1]
     return np.flatnonzero(changed)
+
+
+def longest_run(flags: npt.NDArray[np.bool_]) -> int:
+    """Return the length of the longest run of True; 0 where there is none."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], flags.astype(np.int8), [0]))))
+    return int((edges[1::2] - edges[::2]).max()) if len(edges) else 0

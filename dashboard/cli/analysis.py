@@ -41,6 +41,7 @@ class Family(StrEnum):
 _DETECTORS = {  # else the one of the family's name
     Family.CONTENTION: ("contention", "colocation"),
     Family.FRAGMENTATION: ("fragmentation", "sharing-memory", "allocator"),
+    Family.HEALTH: ("health", "health-errors", "health-metrics", "isolation"),
 }
 
 

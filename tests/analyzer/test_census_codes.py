@@ -43,8 +43,7 @@ PRESENT = {
     "TT321",
     *(f"TT{n}" for n in range(401, 411)),
     "TT502",
-    "TT601",
-    "TT604",
+    *(f"TT{n}" for n in range(601, 609)),
 }
 
 

@@ -9,7 +9,10 @@ from analyzer.bottleneck import BottleneckDetector
 from analyzer.conformance import DetectorConformance
 from analyzer.fragmentation import FragmentationDetector
 from analyzer.health import HealthDetector
+from analyzer.health_errors import HardwareDetector
+from analyzer.health_metrics import MetricsDetector
 from analyzer.idle import IdleDetector
+from analyzer.isolation import IsolationDetector
 from analyzer.protocols import Context, Detector, Partition
 from tests.analyzer.conftest import Node
 
@@ -28,6 +31,8 @@ def busy_node() -> Node:
         node.slice("b", gpu=gpu, sm_quota_ratio=0.2, busy_ratio=np.where(half, 0.5, 0.0), workload="idle")
     node.slice("whole", gpu="GPU-3", kind="whole", keep=half)
     node.slice("gi1", gpu="GPU-4", kind="mig", profile="1g.5gb", sm_active_ratio=0.01)
+    node.card("GPU-5", throttle_thermal_ratio=0.3, ecc_uncorrected_count=1.0)
+    node.slice("v", gpu="GPU-5", kind="vgpu", memory_used_bytes=2e10, memory_quota_bytes=1e10)
     node.request("ns/piece", cards=1, share=0.3)
     node.request("ns/cut", cards=1, profile="4g.20gb")
     node.event("xid", "XID 79: fell off", 119, gpu="GPU-3")
@@ -94,6 +99,19 @@ class TestBottleneck(_Ours):
 
 class TestHealth(_Ours):
     makes = HealthDetector
+
+
+class TestHardware(_Ours):
+    makes = HardwareDetector
+
+
+class TestMetrics(_Ours):
+    makes = MetricsDetector
+    tells = frozenset({"TT608"})
+
+
+class TestIsolation(_Ours):
+    makes = IsolationDetector
 
 
 def test_makers_are_the_subclass_s_task() -> None:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from analyzer.findings import Finding, Role
-from analyzer.health import HealthDetector, xid, xid_number, xids
+from analyzer.health import HealthDetector
 from analyzer.protocols import Conclusion
+from analyzer.xids import xid, xid_number, xids
 from tests.analyzer.conftest import MakeNode, Node
 
 
