@@ -23,6 +23,7 @@ from analyzer.mig import Board, Instance, boards, layout_faults
 from analyzer.mig_layout import CutCard, best_layout
 from analyzer.mig_moves import fewest_moves_among
 from benchmarks.arrivals import arrive, published, read_nodes, read_pods, read_state
+from benchmarks.defragment_figures import defragment
 from benchmarks.figures import Figure, calibration_seconds, figure
 from benchmarks.worked_cases import COMPUTE, check_boards, check_file, check_xids
 
@@ -45,7 +46,7 @@ def run() -> list[Figure]:
         figures += speed(snapshot, scale)
     else:
         print(f"states, curves and speed skipped: no {snapshot} (set TRIMTAB_SHARED)", file=sys.stderr)
-    return [*figures, *layouts(scale), moves()]
+    return [*figures, *layouts(scale), moves(), *defragment(snapshot / "states", scale)]
 
 
 def worked(folder: Path) -> list[Figure]:
