@@ -19,6 +19,12 @@ class AnalyzeSettings(Section):
     sharing_slowdown_limit: float = Field(
         0.25, gt=0, description="slow-down by which two workloads must not share a card (TT111), as a ratio"
     )
+    sharing_compute_cost_limit: float = Field(
+        0.15, gt=0, lt=1, description="part of its work per granted SM-second that sharing may cost a workload (TT112)"
+    )
+    sharing_bandwidth_cost_limit: float = Field(
+        0.20, gt=0, lt=1, description="the same of a workload that memory bandwidth limits (TT112)"
+    )
     idle_activity: float = Field(0.01, ge=0, le=1, description="activity below which a slice is idle")
     idle_minutes: float = Field(60.0, gt=0, description="idle for so long while held: TT301, in minutes")
     abandoned_hours: float = Field(24.0, gt=0, description="idle for so long while held: abandoned (TT302), in hours")

@@ -39,7 +39,7 @@ class Family(StrEnum):
 
 
 _DETECTORS = {  # else the one of the family's name
-    Family.CONTENTION: ("contention", "colocation"),
+    Family.CONTENTION: ("contention", "colocation", "sharing-cost"),
     Family.FRAGMENTATION: ("fragmentation", "sharing-memory", "allocator"),
     Family.HEALTH: ("health", "health-errors", "health-metrics", "isolation"),
 }

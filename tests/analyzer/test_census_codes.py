@@ -36,6 +36,7 @@ DETECTORS: tuple[Detector, ...] = (
 PRESENT = {
     "TT101",
     "TT111",
+    "TT112",
     "TT211",
     "TT221",
     *(f"TT2{n}" for n in (31, 32, 33, 41, 42, 43)),
