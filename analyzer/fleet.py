@@ -142,15 +142,28 @@ def serving(fleet: Fleet, share: float, memory_bytes: float) -> Bools:
     return np.asarray(enough & ~(fleet.memory_left_bytes < memory_bytes - EPSILON_BYTES) & (fleet.left >= 0))
 
 
-def fit(fleet: Fleet, mix: Mix) -> Fit:
-    """Return which node can run which task and what each task cannot use, (N, M) each."""
-    amounts = fleet.amounts
+def fit(fleet: Fleet, mix: Mix, amounts: Floats | None = None) -> Fit:
+    """Return which node can run which task and what each task cannot use, (N, M) each.
+
+    `amounts` (N, G) is what is lost or served; without, the idle share.
+    """
+    amounts = fleet.amounts if amounts is None else amounts
     counts, small = _demands(fleet, mix, amounts)
     enough = counts[:, mix.demand] >= mix.cards
     cpu = fleet.cpu_cores_left[:, None] + EPSILON >= mix.cpu_cores
     runs = enough & cpu & mix.allowed[fleet.gpu_type] & (mix.cards > 0)
     idle = amounts.sum(axis=1)[:, None]
     return Fit(runs, np.where(runs, small[:, mix.demand], idle))
+
+
+def usable(fleet: Fleet, mix: Mix) -> Bools:
+    """Return which cards (N, G) serve some task of the mix that their node can run."""
+    runs = fit(fleet, mix).runs
+    found = np.zeros(fleet.left.shape, dtype=bool)
+    for d, (share, memory) in enumerate(zip(mix.shares.tolist(), mix.memory_bytes.tolist(), strict=True)):
+        some = np.asarray(runs[:, mix.demand == d].any(axis=1))
+        found |= serving(fleet, share, memory) & some[:, None]
+    return found
 
 
 def _demands(fleet: Fleet, mix: Mix, amounts: Floats) -> tuple[Ints, Floats]:
@@ -179,9 +192,17 @@ def fragments(fleet: Fleet, mix: Mix) -> Floats:
 
 def measure_fleet(fleet: Fleet, tasks: Sequence[Task]) -> Fragmentation:
     """Measure a fleet: the same numbers as `analyzer.fgd.fragmentation`, in a fraction of the time."""
+    return _measure(fleet, tasks, fleet.amounts)
+
+
+def measure_memory(fleet: Fleet, tasks: Sequence[Task]) -> Fragmentation:
+    """Measure the cards' free memory as `measure_fleet` measures their share, in bytes; what is unknown is left out."""
+    return _measure(fleet, tasks, np.maximum(np.nan_to_num(fleet.memory_left_bytes, nan=0.0), 0.0))
+
+
+def _measure(fleet: Fleet, tasks: Sequence[Task], amounts: Floats) -> Fragmentation:
     mix = Mix.of(tasks, fleet.types)
-    found = fit(fleet, mix)
-    amounts = fleet.amounts
+    found = fit(fleet, mix, amounts)
     per_task = found.lost.sum(axis=0)
     return Fragmentation(
         idle=float(amounts.sum()),

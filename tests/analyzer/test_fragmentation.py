@@ -1,4 +1,4 @@
-"""TT211 and TT221."""
+"""TT211 to TT214, TT221 to TT223."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from analyzer.findings import Finding, Role, Verdict
 from analyzer.fragmentation import FragmentationDetector
 from analyzer.protocols import Conclusion
+from collector.declarations import ResolvedWorkload, WorkloadDeclaration
 from tests.analyzer.conftest import MakeNode, Node
 
 GIB = 2.0**30
@@ -98,10 +99,55 @@ def test_cpu_type_and_memory_are_other_claims(make_node: MakeNode) -> None:
     node.request("node-a/p0", cards=1, share=0.1, cpu=6)
     node.request("ns/cpu", cards=1, share=0.5, cpu=4)
     node.request("ns/type", cards=1, share=0.5, type="H100")
-    node.request("ns/memory", cards=1, share=0.5, memory_bytes=20 * GIB)
+    node.request("ns/memory", cards=1, share=0.5, memory_bytes=60 * GIB)
     got = judge(node)
     assert of(got, "TT211") == []
     assert reasons(got, "TT211") == []
+    wanted = {"TT212": ("CPU of its node", 0.5), "TT213": ("card type", 0.25), "TT214": ("card memory", 0.25)}
+    for code, (word, part) in wanted.items():  # of CPU a second pod like the one that runs would lack some as well
+        [finding] = of(got, code)
+        assert finding.verdict is Verdict.HOLDS
+        assert finding.evidence["lost_part"] == pytest.approx(part)
+        assert f"{part:.0%} of what people ask for fits nowhere for want of {word} alone" in finding.claim
+        json.dumps(finding.to_json(), allow_nan=False)
+    causes = [d["lost_for"] for d in of(got, "TT212")[0].evidence["demand"]]
+    assert sorted(causes) == [["cpu"], ["cpu"], ["memory"], ["type"]]
+
+
+def test_free_cards_of_a_type_that_nobody_names_are_suspected(make_node: MakeNode) -> None:
+    node = pieces(make_node, 0.0, 0.0)
+    for gpu, model in (("node-a-0", A100), ("node-a-1", "Tesla T4")):
+        node.fact("gpu", "model", model, gpu=gpu)
+    node.request("ns/a", cards=1, share=0.5, type="A100")
+    got = judge(node)
+    [finding] = of(got, "TT213")
+    assert finding.verdict is Verdict.SUSPECTED
+    assert (
+        "1.0 free cards' worth of share cannot be used because they are of types that nobody asks for" in finding.claim
+    )
+    rooms = {room["model"]: room for room in finding.evidence["rooms"]}
+    assert rooms[A100]["biggest_placeable"] == "50% of a card of type A100"
+    assert rooms["Tesla T4"]["biggest_placeable"] is None
+    assert (rooms["Tesla T4"]["free_cards"], rooms["Tesla T4"]["most_whole_cards"]) == (1.0, 1)
+    assert of(got, "TT214") == []
+    # Nothing is known of CPU and memory.
+    assert reasons(got, "TT212") == [("no node's CPU is known (fact `allocatable_cpu`)", True)]
+    assert reasons(got, "TT214") == [("no card's memory is known", True)]
+
+
+def test_idle_compute_beside_full_memory_and_the_reverse(make_node: MakeNode) -> None:
+    node = make_node(hours=1)
+    for gpu, share, memory in (("full-memory", 0.25, 40 * GIB), ("full-compute", 1.0, 10 * GIB)):
+        node.card(gpu, memory_used_bytes=5 * GIB, memory_free_bytes=35 * GIB)
+        node.slice(f"of {gpu}", gpu=gpu, sm_quota_ratio=share, memory_quota_bytes=memory, busy_ratio=0.5)
+    node.request("ns/a", cards=1, share=0.5, memory_bytes=4 * GIB)
+    finding = of(judge(node), "TT214")[0]
+    assert finding.evidence["compute_without_memory_cards"] == pytest.approx(0.75)
+    assert finding.evidence["memory_without_compute_bytes"] == pytest.approx(30 * GIB)
+    assert finding.evidence["free_memory_bytes"] == pytest.approx(30 * GIB)
+    assert finding.evidence["memory_fragmentation_ratio"] == 1.0
+    assert finding.evidence["fragmentation_ratio"] == 0.0  # no card has both
+    assert finding.evidence["stranded_cards"]["memory"] == pytest.approx(0.75)
 
 
 def test_whole_cards_on_one_node_and_of_a_type(make_node: MakeNode) -> None:
@@ -144,8 +190,8 @@ def cut(make_node: MakeNode, *instances: tuple[str, int | None, str], model: str
     node.card("GPU-1", power_watts=100.0)
     node.fact("gpu", "model", model, gpu="GPU-1")
     for i, (profile, start, tenant) in enumerate(instances):
-        holder = {"tenant": tenant, "workload": tenant if tenant == "none" else "app"}
-        node.slice(f"gi{i}", kind="mig", profile=profile, sm_active_ratio=0.05, **holder)
+        workload = tenant if tenant == "none" else "app"
+        node.slice(f"gi{i}", kind="mig", profile=profile, sm_active_ratio=0.05, tenant=tenant, workload=workload)
         if start is not None:
             node.fact("slice", "placement", str(start), gpu="GPU-1", part=f"gi{i}")
     return node
@@ -238,3 +284,81 @@ def test_a_lost_mig_card_is_withheld(make_node: MakeNode) -> None:
     node.card("GPU-2", sm_active_ratio=0.1, keep=np.arange(60) < 10)
     node.fact("gpu", "mig", "true", gpu="GPU-2")
     assert ("the card is not there now", True) in reasons(judge(node), "TT221")
+
+
+# --- TT222, TT223 -----------------------------------------------------------------------------------------------------
+
+
+def declared(*workloads: tuple[str, str], protected: bool = False) -> dict[tuple[str, str], ResolvedWorkload]:
+    return {
+        key: ResolvedWorkload(
+            tenant=key[0],
+            workload=key[1],
+            declaration=WorkloadDeclaration(service_class="offline", protected=protected),
+            declared=True,
+            origin={},
+        )
+        for key in workloads
+    }
+
+
+def test_a_free_instance_is_cut_anew_for_what_waits(make_node: MakeNode) -> None:
+    node = cut(make_node, ("1g.5gb", 6, "team"), ("3g.20gb", 0, "none"))
+    node.request("ns/big", waiting=True, cards=1, profile="4g.20gb")
+    [finding] = of(judge(node), "TT222")
+    assert finding.verdict is Verdict.HOLDS
+    assert (finding.evidence["destroy"], finding.evidence["create"]) == ([["3g.20gb", 0]], [["4g.20gb", 0]])
+    assert finding.evidence["held"] == [["1g.5gb", 6]]
+    assert "1 waiting request would fit (4g.20gb@0) if what nobody holds were cut anew" in finding.claim
+    assert of(judge(node), "TT223") == []
+    json.dumps(finding.to_json(), allow_nan=False)
+
+
+def test_what_fits_as_it_is_needs_no_other_cut(make_node: MakeNode) -> None:
+    node = cut(make_node, ("1g.5gb", 6, "team"), ("3g.20gb", 0, "none"))
+    node.request("ns/same", waiting=True, cards=1, profile="3g.20gb")
+    node.request("ns/free", waiting=True, cards=1, profile="1g.5gb")
+    got = judge(node)
+    assert of(got, "TT222") == of(got, "TT223") == []
+
+
+def test_a_place_that_is_not_told_makes_it_a_suspicion(make_node: MakeNode) -> None:
+    node = cut(make_node, ("1g.5gb", None, "team"), ("3g.20gb", None, "none"))
+    node.request("ns/big", waiting=True, cards=1, profile="4g.20gb")
+    assert of(judge(node), "TT222")[0].verdict is Verdict.SUSPECTED
+
+
+def test_the_fewest_who_must_move(make_node: MakeNode) -> None:
+    node = cut(make_node, ("1g.5gb", 0, "team"), ("3g.20gb", 4, "team"))
+    node.request("ns/big", waiting=True, cards=1, profile="4g.20gb")
+    assert of(judge(node), "TT223") == []  # nobody said that they may be moved
+    got = judge(node, declarations=declared(("team", "app"), protected=True))
+    assert of(got, "TT223") == []
+    full = cut(make_node, ("1g.5gb", 0, "team"), ("2g.10gb", 4, "team"))
+    full.request("ns/big", waiting=True, cards=1, profile="4g.20gb")
+    got = judge(full, declarations=declared(("team", "app")))
+    [finding] = of(got, "TT223")
+    assert finding.verdict is Verdict.HOLDS
+    assert finding.evidence["moves"] == [
+        {
+            "profile": "1g.5gb",
+            "gpu": "GPU-1",
+            "start": 0,
+            "to_gpu": "GPU-1",
+            "to_start": 6,
+            "slice": "gi0",
+            "tenant": "team",
+            "workload": "app",
+        }
+    ]
+    assert finding.evidence["fewest"] is True
+    assert "a waiting 4g.20gb fits if 1 instance moves (1g.5gb@0 to 6); 1 such wait" in finding.claim
+
+
+def test_an_unknown_board_is_withheld_from_a_re_cut_too(make_node: MakeNode) -> None:
+    node = cut(make_node, ("1g.12gb", 0, "team"), model="NVIDIA RTX PRO 5000 Blackwell")
+    got = judge(node)
+    for code in ("TT221", "TT222", "TT223"):
+        [(said, applicable)] = reasons(got, code)
+        assert said.startswith("no placement table")
+        assert applicable
