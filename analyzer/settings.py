@@ -14,7 +14,7 @@ class AnalyzeSettings(Section):
     select: tuple[str, ...] = Field((), description="codes or prefixes to run (TT1, TT301); empty: all")
     ignore: tuple[str, ...] = Field((), description="codes or prefixes to leave out")
     coverage_floor: float = Field(0.5, ge=0, le=1, description="coverage below which no verdict is given")
-    fdr: float = Field(0.05, gt=0, lt=1, description="false-discovery rate over all tested pairs of the fleet")
+    fdr: float = Field(0.005, gt=0, lt=1, description="false-discovery rate over all tested pairs of the fleet")
     contention_effect_floor: float = Field(0.02, ge=0, description="smallest slow-down that is reported, as a ratio")
     sharing_slowdown_limit: float = Field(
         0.25, gt=0, description="slow-down by which two workloads must not share a card (TT111), as a ratio"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from scipy.interpolate import BSpline
+from scipy.linalg import cho_factor, cho_solve
 from scipy.signal import lfilter
 
 from analyzer.contention.series import Bools, Card, Floats, Lane, fill
@@ -15,6 +18,8 @@ _HOUR_SECONDS = 3_600.0
 _TREND_KNOT_SECONDS = 4 * _HOUR_SECONDS
 _DAY_HARMONICS = 4
 _HOUR_HARMONICS = 8
+_ROUNDING = 1e-9  # root mean square of a column below which it is rounding
+_RIDGE = 1e-9  # of a column of length 1
 _STEP_SAMPLES = 30  # a stay shorter than this gets no level of its own
 
 
@@ -71,35 +76,54 @@ def neighbour_columns(lane: Lane) -> Floats:
 
 
 class Projection:
-    """Takes the span of some columns out of series, on the rows where a series is known (Frisch-Waugh-Lovell)."""
+    """Takes the span of chosen columns out of series (Frisch-Waugh-Lovell), from one Gram matrix a set of rows.
+
+    The pairs of a victim share most of their columns; with the Gram matrix at hand a pair costs one small Cholesky
+    factor and one product.
+
+    Args:
+        columns: (n, p), no gaps.
+    """
 
     def __init__(self, columns: Floats) -> None:
-        scale = np.nanmax(np.abs(columns), axis=0, initial=0.0)
-        real = scale > 1e-9  # smaller is rounding
-        self._columns = columns[:, real] / scale[real]
-        self._bases: dict[bytes, Floats] = {}
+        scale = np.sqrt(np.einsum("ij,ij->j", columns, columns))
+        self._columns = columns / np.where(scale > _ROUNDING * math.sqrt(columns.shape[0]), scale, np.inf)
+        self._grams: dict[bytes, tuple[Floats, Floats]] = {}
 
-    def rank(self, rows: Bools) -> int:
+    def residual(self, values: Floats, rows: Bools, pick: Floats | None = None) -> Floats:
+        """Return `values` (n,) or (n, k) less their projection on the columns, fitted on `rows`.
+
+        Args:
+            values: finite on `rows`; NaN elsewhere stays NaN.
+            rows: where the projection is fitted.
+            pick: (p, q) mixes the columns into those that are taken out; None: all as they are.
+        """
+        inside, gram = self._on(rows)
+        chosen = values if rows.all() else values[rows]
+        cross = inside.T @ chosen
+        if pick is not None:
+            gram, cross = pick.T @ gram @ pick, pick.T @ cross
+        weights = np.asarray(cho_solve(cho_factor(_ridged(gram), check_finite=False), cross, check_finite=False))
+        return np.asarray(values - self._columns @ (weights if pick is None else pick @ weights))
+
+    def rank(self, rows: Bools, pick: Floats | None = None) -> int:
         """Dimensions that the columns take on `rows`."""
-        return int(self._basis(rows).shape[1])
+        _, gram = self._on(rows)
+        return int(np.linalg.matrix_rank(gram if pick is None else pick.T @ gram @ pick, tol=1e-8, hermitian=True))
 
-    def residual(self, values: Floats, rows: Bools) -> Floats:
-        """Return `values` (n,) or (n, k) less their projection, fitted on `rows`; NaN elsewhere."""
-        basis = self._basis(rows)
-        inside = values[rows]
-        result = np.full_like(values, np.nan)
-        result[rows] = inside - basis @ (basis.T @ inside)
-        return result
-
-    def _basis(self, rows: Bools) -> Floats:
+    def _on(self, rows: Bools) -> tuple[Floats, Floats]:
         key = rows.tobytes()
-        if key not in self._bases:
-            columns = self._columns[rows]
-            # Eigenvectors of the small Gram matrix: an order faster than the SVD of the tall one, exact enough here.
-            power, directions = np.linalg.eigh(columns.T @ columns)
-            keep = power > 1e-9 * max(float(power.max(initial=0.0)), 1e-300)
-            self._bases[key] = columns @ (directions[:, keep] / np.sqrt(power[keep]))
-        return self._bases[key]
+        if key not in self._grams:
+            inside = self._columns if rows.all() else self._columns[rows]
+            self._grams[key] = (inside, inside.T @ inside)
+        return self._grams[key]
+
+
+def _ridged(gram: Floats) -> Floats:
+    """Add what keeps repeated columns solvable and moves nothing else by more than rounding."""
+    ridged = gram.copy()
+    ridged.flat[:: gram.shape[0] + 1] += _RIDGE
+    return ridged
 
 
 def _load(victim: Lane) -> tuple[str, Floats] | None:
@@ -118,7 +142,9 @@ def _load_spline(load: Floats) -> Floats:
     return np.column_stack([scaled, *hinges, np.concatenate([scaled[:1], scaled[:-1]])])
 
 
-def _calendar(n: int, interval_seconds: float) -> list[tuple[str, Floats]]:
+@lru_cache(maxsize=16)
+def _calendar(n: int, interval_seconds: float) -> tuple[tuple[str, Floats], ...]:
+    """Hour of day, minute of hour, trend: the same for all that worked equally long (not to be written to)."""
     seconds = np.arange(n, dtype=np.float64) * interval_seconds
     length = n * interval_seconds
     blocks = []
@@ -130,7 +156,7 @@ def _calendar(n: int, interval_seconds: float) -> list[tuple[str, Floats]]:
         blocks.append(("minute of hour", _harmonics(np.asarray(seconds / _HOUR_SECONDS), count)))
     pieces = int(length // _TREND_KNOT_SECONDS)
     blocks.append(("trend", _trend(n, pieces) if pieces >= 1 else np.linspace(-1.0, 1.0, n)[:, None]))
-    return blocks
+    return tuple(blocks)
 
 
 def _harmonics(phase: Floats, count: int) -> Floats:

@@ -7,16 +7,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from analyzer.contention.controls import Controls, Projection, neighbour_columns, victim_controls
-from analyzer.contention.series import MIN_SAMPLES, Bools, Card, Floats, Lane, Signal, fill
+from analyzer.contention.series import MIN_SAMPLES, Bools, Card, Floats, Lane, Signal, correlation, fill
 from collector.schema import UNKNOWN
 
 _LONG_STAY = 0.25  # of the stretch: a co-runner that stayed so long gets columns of its own
 _TWIN = 0.98  # correlation above which two suspects are one to a passive test
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Design:
-    """All that a victim's pairs share: its series cut to the time it worked, the controls projected out once."""
+    """All that a victim's pairs share: its series cut to the time it worked, and all columns to take out, laid once.
+
+    Attributes:
+        columns: the controls, then three columns for each lane of `long` and of `brief`, then one for each replica.
+        long: names of the lanes that stayed long, each with columns of its own in every pair.
+        brief: names of all others; a pair sees them only as their sum.
+        replicas: names on a replica's card, and where its cost is known.
+    """
 
     victim: Lane
     suspects: list[Lane]
@@ -25,10 +32,11 @@ class Design:
     outcome: Floats
     rows: Bools
     controls: Controls
-    base: Projection
-    neighbours: dict[str, Floats]  # those that stayed long, by lane
-    brief: Floats  # all others together
-    replicas: list[tuple[frozenset[str], Floats]]  # names on a replica's card, and its cost
+    columns: Floats
+    projection: Projection
+    long: tuple[str, ...]
+    brief: tuple[str, ...]
+    replicas: tuple[tuple[frozenset[str], Bools], ...]
 
     @classmethod
     def of(
@@ -46,50 +54,71 @@ class Design:
         cut = slice(int(known[0]), int(known[-1]) + 1)
         outcome = cost.values[cut]
         whole = victim_controls(victim, card, cut, interval_seconds)
-        neighbours: dict[str, Floats] = {}
-        brief = np.zeros((outcome.size, 3))
-        for lane in suspects:
-            if lane.activity is None:
-                continue
-            columns = neighbour_columns(lane)[cut]
-            if stay(lane, cut) >= _LONG_STAY * outcome.size:
-                neighbours[lane.slices[-1]] = columns
-            else:
-                brief += columns
+        rows = np.isfinite(outcome)
+        clear = rows & ~card.hidden[cut]
+        if clear.sum() > 0.5 * rows.sum():
+            rows = clear
+        measured = [lane for lane in suspects if lane.activity is not None]
+        stayed = {lane.slices[-1]: stay(lane, cut) >= _LONG_STAY * outcome.size for lane in measured}
+        ordered = sorted(measured, key=lambda lane: not stayed[lane.slices[-1]])
+        blocks = [whole.columns, *(neighbour_columns(lane)[cut] for lane in ordered)]
+        replicas = []
+        for names, values in _replicas(victim, cost, elsewhere, cut):
+            replicas.append((names, np.isfinite(values)))
+            blocks.append(fill(values)[:, None])
+        columns = np.column_stack(blocks)
         return cls(
             victim=victim,
             suspects=suspects,
             cost=cost,
             cut=cut,
-            outcome=outcome,
-            rows=np.isfinite(outcome),
+            outcome=np.where(rows, outcome, np.nan),
+            rows=rows,
             controls=whole,
-            base=Projection(whole.columns),
-            neighbours=neighbours,
-            brief=brief,
-            replicas=_replicas(victim, cost, elsewhere, cut),
+            columns=columns,
+            projection=Projection(columns),
+            long=tuple(lane.slices[-1] for lane in ordered if stayed[lane.slices[-1]]),
+            brief=tuple(lane.slices[-1] for lane in ordered if not stayed[lane.slices[-1]]),
+            replicas=tuple(replicas),
         )
 
-    def others(self, suspect: Lane, twins: list[Lane]) -> tuple[Floats, Bools]:
-        """Columns of the co-runners other than `suspect` (and its twins) and of replicas where it is not near.
+    @property
+    def base(self) -> Floats:
+        """Which columns the controls are: (p, q), see `Projection.residual`."""
+        return np.eye(self.columns.shape[1])[:, : self.controls.columns.shape[1]]
 
-        With them come the rows on which all of it is known: where the replicas are silent they control nothing.
+    def shapes(self, name: str) -> Floats:
+        """Columns (n, 3) of a lane: its activity, raw and smoothed."""
+        return self.columns[:, self._at(name)]
+
+    def others(self, suspect: Lane, twins: list[Lane]) -> tuple[Floats, Bools]:
+        """Choose controls, co-runners other than `suspect` (and its twins), and replicas where it is not near.
+
+        Returns:
+            Which columns those are (p, q), and the rows on which all of it is known: where the replicas are silent
+            they control nothing.
         """
         own = {lane.slices[-1] for lane in (suspect, *twins)}
-        columns = [values for name, values in self.neighbours.items() if name not in own]
-        brief = self.brief
-        for lane in (suspect, *twins):
-            if lane.slices[-1] not in self.neighbours and lane.activity is not None:
-                brief = brief - neighbour_columns(lane)[self.cut]
-        columns.append(brief)
-        apart = [cost for names, cost in self.replicas if not names & {suspect.workload, *(t.workload for t in twins)}]
+        unit = np.eye(self.columns.shape[1])
+        chosen = [self.base, *(unit[:, self._at(name)] for name in self.long if name not in own)]
+        beside = [unit[:, self._at(name)] for name in self.brief if name not in own]
+        if beside:
+            # The columns are scaled to length 1 inside the projection: undo it, so that activities add up.
+            lengths = np.linalg.norm(self.columns, axis=0)[:, None]
+            chosen.append(np.sum(beside, axis=0) * lengths)
+        near = {suspect.workload, *(twin.workload for twin in twins)}
         rows = self.rows
-        for cost in apart:
-            both = rows & np.isfinite(cost)
-            if both.sum() > 0.5 * self.rows.sum():
+        first = self.columns.shape[1] - len(self.replicas)
+        for at, (names, known) in enumerate(self.replicas, start=first):
+            both = rows & known
+            if not names & near and both.sum() > 0.5 * self.rows.sum():
                 rows = both
-                columns.append(fill(cost)[:, None])
-        return np.column_stack(columns), rows
+                chosen.append(unit[:, [at]])
+        return np.column_stack(chosen), rows
+
+    def _at(self, name: str) -> slice:
+        start = self.controls.columns.shape[1] + 3 * (*self.long, *self.brief).index(name)
+        return slice(start, start + 3)
 
 
 def _replicas(
@@ -109,32 +138,13 @@ def _replicas(
     return result
 
 
-class Residualiser:
-    """Takes the controls and the other co-runners out of series that have their own gaps."""
-
-    def __init__(self, base: Projection, others: Floats) -> None:
-        self._base, self._others = base, others
-        self._second: dict[bytes, Projection] = {}
-
-    def __call__(self, values: Floats) -> Floats:
-        """Return the residual of `values`, NaN where they are NaN."""
-        rows = np.isfinite(values)
-        key = rows.tobytes()
-        if key not in self._second:
-            self._second[key] = Projection(self._base.residual(self._others, rows))
-        return self._second[key].residual(self._base.residual(values, rows), rows)
-
-
 def twins_of(suspect: Lane, lanes: list[Lane], activity: Floats, cut: slice) -> list[Lane]:
     """Co-runners that move so exactly as the suspect does that nobody can tell their effects apart."""
     result = []
     for lane in lanes:
         if lane is suspect or lane.activity is None or stay(lane, cut) < _LONG_STAY * activity.size:
             continue
-        other = lane.activity.values[cut]
-        both = np.isfinite(activity) & np.isfinite(other)
-        u, v = activity[both], other[both]
-        if u.size > MIN_SAMPLES and u.std() > 0 and v.std() > 0 and np.corrcoef(u, v)[0, 1] > _TWIN:
+        if correlation(activity, lane.activity.values[cut], MIN_SAMPLES) > _TWIN:
             result.append(lane)
     return result
 

@@ -11,6 +11,7 @@ import pandas as pd
 from threadpoolctl import threadpool_limits
 
 from analyzer.contention.experiment import (
+    PROBE_FDR,
     RISK,
     Experiment,
     PairKey,
@@ -50,6 +51,7 @@ _EVIDENCE = (
     "state_share",
     "shape_z",
     "own_z",
+    "rhythm_z",
     "memory",
     "foresight_z",
     "dose_z",
@@ -103,12 +105,12 @@ class ContentionDetector:
         pairs.sort(key=lambda pair: (pair.cluster, pair.node, pair.gpu, pair.victim, pair.suspect))
         quality = benjamini_hochberg([pair.p for pair in pairs])
         tried = experiments(context.facts, context.window.end)
-        rates = {"fdr": self._settings.fdr, "effect_floor": self._settings.contention_effect_floor}
+        floor = self._settings.contention_effect_floor
         findings: list[Finding] = []
         withheld: list[Withheld] = []
         for pair, q in zip(pairs, quality, strict=True):
             experiment = tried.get(_key(pair))
-            shown = None if experiment is None else judge_experiment(experiment, **rates)
+            shown = None if experiment is None else judge_experiment(experiment, fdr=PROBE_FDR, effect_floor=floor)
             if experiment is not None and shown is not None:
                 findings.append(_by_experiment(pair, experiment, shown, context))
                 continue
@@ -116,7 +118,14 @@ class ContentionDetector:
                 reason = f"{pair.suspect} against it: {pair.untested}; needs {pair.needs}"
                 withheld.append(Withheld(CODE, pair.cluster, pair.node, pair.gpu, pair.victim, reason))
                 continue
-            finding = _finding(pair, float(q), judge(pair, float(q), **rates), context)
+            judgement = judge(
+                pair,
+                float(q),
+                fdr=self._settings.fdr,
+                effect_floor=floor,
+                coverage_floor=self._settings.coverage_floor,
+            )
+            finding = _finding(pair, float(q), judgement, context)
             findings.append(finding if experiment is None else _with_probe(finding, experiment))
         findings.sort(key=lambda f: (_ORDER[f.verdict], -(f.effect.value if f.effect else 0.0), f.id))
         return Conclusion(findings, withheld)

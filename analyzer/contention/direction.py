@@ -9,6 +9,9 @@ A passive record settles it only where the suspect shows a will of its own. Each
 - *shape* (pairwise LiNGAM; Hyvarinen and Smith, JMLR 14, 2013; Vuong's z): in the causal direction the residual is
   independent of the cause. Its first half, whether the suspect is plainer by itself than with the victim taken out,
   must agree: a suspect that mirrors the victim's noise passes the whole but not that half.
+- *rhythm*: what is moved carries the rhythm of what moves it. Forward, the victim is the suspect's own rhythm plus the
+  victim's noise; backward, the suspect is the victim's noise plus a rhythm of its own. With noises of unlike memory
+  only one of the two fits (Vuong's z between two autoregressive models of equal size).
 - *foresight*: a suspect that reacts to slowness is announced by it: while the suspect is low, the victim's noise tells
   whether it will be high in the next sample. Nothing announces a suspect that moves by itself.
 - *dose*: the suspect's small movements within its low state, which no reaction explains, move the victim too.
@@ -32,6 +35,7 @@ _LAG = 8
 _MEMORY = 3  # lags of both series that innovations are taken against
 _FEW = 24  # innovations, below which a density is not worth estimating
 _GRID = 512
+TWO_STATES = 4.0  # distance from which a series is either up or down
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,7 @@ class Direction:
         state_share: that response against the response to all of the suspect's activity; 1 where they agree.
         shape_z: the likelihood ratio of the two directions; NaN with too few samples.
         own_z: the half of it that speaks of the suspect alone.
+        rhythm_z: the likelihood ratio of the two directions by the memory of both series.
         memory: correlation of the suspect's state with the one before.
         foresight_z: how well the victim's noise foretells the suspect's next state.
         dose_z: the victim's response to the suspect's movements inside its low state.
@@ -60,6 +65,7 @@ class Direction:
     state_share: float
     shape_z: float
     own_z: float
+    rhythm_z: float
     memory: float
     foresight_z: float
     dose_z: float
@@ -96,6 +102,7 @@ def direction(
         state_share,
         shape_z,
         own_z,
+        _rhythm(victim, moved),
         _memory(high),
         _foresight(victim, moved, high),
         _dose(victim, shifted(activity, lag), high),
@@ -109,6 +116,11 @@ def shifted(values: Floats, lag: int) -> Floats:
     moved = np.full_like(values, np.nan)
     moved[lag:] = values[:-lag]
     return moved
+
+
+def two_states(activity: Floats) -> float:
+    """Return the distance of a series' two states in their common spread (Ashman's D)."""
+    return _split(activity).distance
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +199,36 @@ def _memory(high: Floats) -> float:
     if u.size < 8 or u.std() == 0 or v.std() == 0:
         return 0.0
     return float(np.corrcoef(u, v)[0, 1])
+
+
+def _rhythm(victim: Floats, suspect: Floats) -> float:
+    """Vuong's z of "the victim is moved by the suspect" against "the suspect is moved by the victim"."""
+    both = np.isfinite(victim) & np.isfinite(suspect)
+    if both.sum() < 4 * _FEW:
+        return math.nan
+    y, a = (np.where(both, series - series[both].mean(), np.nan) for series in (victim, suspect))
+    order = _MEMORY if both.mean() > 0.6 else 1
+    forward = _fit(a, order) + _fit(_moved_by(y, a, order), order)
+    backward = _fit(y, order) + _fit(_moved_by(a, y, order), order)
+    ratio = forward - backward
+    return _z(ratio[np.isfinite(ratio)])
+
+
+def _moved_by(moved: Floats, mover: Floats, order: int) -> Floats:
+    """Return what is left of a series without its mover; the slope by least squares, then by generalised ones."""
+    rest = _unexplained(moved, mover)
+    rhythm = fit_ar(rest, order)
+    left, right = whiten(moved, rhythm), whiten(mover, rhythm)
+    both = np.isfinite(left) & np.isfinite(right)
+    power = float(right[both] @ right[both])
+    return moved - (float(left[both] @ right[both]) / power if power > 0 else 0.0) * mover
+
+
+def _fit(values: Floats, order: int) -> Floats:
+    """Log likelihood of each sample under an autoregressive model; wild samples count as four deviations."""
+    errors = whiten(values, fit_ar(values, order))
+    spread = math.sqrt(max(float(np.nanmean(errors**2)), 1e-18))
+    return np.asarray(-math.log(spread) - 0.5 * np.clip(errors / spread, -4.0, 4.0) ** 2)
 
 
 def _unexplained(victim: Floats, suspect: Floats) -> Floats:

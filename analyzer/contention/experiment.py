@@ -18,6 +18,7 @@ from analyzer.facts import to_float
 from analyzer.findings import Verdict, plain
 from collector.batch import Fact, Subject
 
+PROBE_FDR = 0.05  # false-discovery rate over all probes: a pair is probed for a reason, so more of them are true
 VALID_FOR = timedelta(days=14)  # workloads change: an older experiment decides nothing any more
 _PREFIX = "probe:"
 _EXCLUDED = 0.1  # an interval below this slow-down is "no effect found"

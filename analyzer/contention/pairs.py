@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
+from scipy import fft
 
 from analyzer.contention.channel import PIPE_CHANNELS, name_channel, partial_r2
-from analyzer.contention.controls import Projection, ewma
-from analyzer.contention.design import Design, Residualiser, twins_of
-from analyzer.contention.direction import direction, shifted
+from analyzer.contention.controls import ewma
+from analyzer.contention.design import Design, twins_of
+from analyzer.contention.direction import TWO_STATES, direction, shifted, two_states
 from analyzer.contention.record import THROTTLE, PairMeasure
-from analyzer.contention.series import MIN_SAMPLES, Bools, Card, Floats, Lane, Signal, fill
-from analyzer.contention.shift import SHIFT_SAMPLES, ShiftTest, shift_test, short_test
+from analyzer.contention.series import MIN_SAMPLES, Bools, Card, Floats, Lane, Signal, correlation, fill
+from analyzer.contention.shift import MAX_LAG, SHIFT_SAMPLES, ShiftTest, shift_test, short_test
 from analyzer.contention.vetoes import Rival, dominant_rival, episodes, influence
-from analyzer.contention.whiten import ar_order, fit_ar, rank_normal, whiten
+from analyzer.contention.whiten import MANY_GAPS, ORDER, fit_ar, rank_normal, whiten, whiten_gaps
 
-_CLOSE = 0.1  # p above which nobody asks for direction, influence, rival and channel
+_CLOSE = 0.05  # p above which nobody asks for direction, influence, rival and channel
 _IDLE = 0.1  # of its usual peak: below it a victim without a sample was simply not working
 _MIN_SWING = 0.02
 _MIN_FREEDOM = 10
 _MIN_RELATIVE_SWING = 0.1
+_THIN = 0.5  # of the coverage floor: below it nothing is tested, between the two nothing holds
 _KEPT_SWING = 0.5  # of the required swing must be left after the controls
+_OWN_EPISODES = 6
+_HOUR_SECONDS = 3_600.0
+_HOURS_TO_LEARN = 6  # shorter windows have no columns for the minute of the hour
+_BY_THE_CLOCK = 0.6  # correlation of a series with itself an hour before
+_FEW = 200  # samples, below which the noise model is AR(1) and ranks cost more than they bring
+_FEW_TO_FOLLOW = 100  # samples, below which a late effect is not looked for
 _SPANS = (1, 3, 8)  # of the suspect's shapes, in samples
 
 
@@ -74,7 +83,7 @@ def _measure_victim(card: Card, victim: Lane, suspects: list[Lane], place: _Plac
         needs = "step time, latency or request counts of the victim"
         return [_row(card, victim, suspect, place, untested=reason, needs=needs) for suspect in suspects]
     coverage = _coverage(victim, victim.cost)
-    if coverage < place.coverage_floor:
+    if coverage < _THIN * place.coverage_floor:
         reason = f"only {coverage:.0%} of the victim's samples are there"
         return [
             _row(card, victim, s, place, untested=reason, needs="a source without gaps", coverage=coverage)
@@ -132,16 +141,13 @@ class _Meeting:
         """Say why this cannot be tested and what would help, or None."""
         if self.overlap < MIN_SAMPLES:
             return f"the two shared the card for {self.overlap} samples", "a longer time together"
-        if self.suspect_coverage < coverage_floor:
+        if self.suspect_coverage < _THIN * coverage_floor:
             return f"only {self.suspect_coverage:.0%} of the suspect's samples are there", "a source without gaps"
         if self.high < _MIN_SWING:
             return f"the suspect is idle (at most {self.high:.1%} of the card)", "a time in which the suspect works"
         if self.swing < self.needed_swing:
             reason = f"the suspect hardly varies (between {self.low:.0%} and {self.high:.0%} of the card)"
             return reason, f"a time in which the suspect stops, or {THROTTLE}"
-        if self.episodes < 2:
-            reason = "the suspect rose only once: it would rest on a single event"
-            return reason, f"a second start of the suspect, or {THROTTLE}"
         return None
 
 
@@ -151,45 +157,63 @@ class _Regression:
 
     rows: Bools
     outcome: Floats
-    shapes: list[Floats]
+    shapes: tuple[Floats, ...]
     phi: Floats
+    gaps: bool
     noise: Floats
     ranked: Floats
     filtered: tuple[Floats, ...]
-    regress: Residualiser
-    dimensions: int
+    regress: Callable[[Floats], Floats]
+    pick: Floats
 
     @classmethod
     def of(cls, design: Design, suspect: Lane, twins: list[Lane], meeting: _Meeting) -> _Regression:
-        others, rows = design.others(suspect, twins)
-        second = Projection(design.base.residual(others, rows))
-        outcome = second.residual(design.base.residual(design.outcome, rows), rows)
-        regress = Residualiser(design.base, others)
-        smooth = fill(meeting.activity)
-        shapes = [
-            regress(np.where(meeting.known, smooth if span == 1 else ewma(smooth, span), np.nan)) for span in _SPANS
-        ]
-        order = ar_order(1.0 - float(rows.mean()))
-        phi = fit_ar(outcome, min(1, order) if rows.sum() < SHIFT_SAMPLES else order)
-        noise = whiten(outcome, phi)
+        pick, rows = design.others(suspect, twins)
+        everywhere = np.ones(rows.size, dtype=bool)
+
+        def regress(values: Floats) -> Floats:
+            known = np.isfinite(values)
+            whole = values if known.all() else fill(values)
+            return np.where(known, design.projection.residual(whole, everywhere, pick), np.nan)
+
+        shapes = design.shapes(suspect.slices[-1])
+        if rows.all():
+            left = design.projection.residual(np.column_stack([design.outcome, shapes]), rows, pick).T
+        else:
+            outcome = design.projection.residual(np.where(rows, design.outcome, np.nan), rows, pick)
+            left = np.vstack([outcome, design.projection.residual(shapes, everywhere, pick).T])
+        if not meeting.known.all():
+            left[1:, ~meeting.known] = np.nan
+        left = np.ascontiguousarray(left)
+        outcome = left[0]
+        missing = 1.0 - float(rows.mean())
+        phi = fit_ar(outcome, 1 if rows.sum() < _FEW or missing > MANY_GAPS else ORDER)
+        gaps = missing > MANY_GAPS
+        noise = whiten_gaps(outcome, float(phi[0])) if gaps else whiten(outcome, phi)
         return cls(
             rows=rows,
             outcome=outcome,
-            shapes=shapes,
+            shapes=tuple(left[1:]),
             phi=phi,
+            gaps=gaps,
             noise=noise,
             ranked=rank_normal(noise),
-            filtered=tuple(whiten(shape, phi) for shape in shapes),
+            filtered=tuple(whiten(shape, phi) for shape in left[1:]),
             regress=regress,
-            dimensions=design.base.rank(rows) + second.rank(rows) + phi.size,
+            pick=pick,
         )
 
-    def test(self) -> ShiftTest | None:
+    def test(self, design: Design) -> ShiftTest | None:
         """Test the pair; None where the controls leave too few degrees of freedom."""
-        if self.rows.sum() >= SHIFT_SAMPLES:
+        count = int(self.rows.sum())
+        if count >= SHIFT_SAMPLES:
             return shift_test(self.ranked, self.filtered)
-        left = int((np.isfinite(self.noise) & np.isfinite(self.filtered[0])).sum()) - self.dimensions
-        return short_test(self.noise, self.filtered, self.dimensions) if left >= _MIN_FREEDOM else None
+        used = design.projection.rank(self.rows, self.pick) + self.phi.size
+        left = int((np.isfinite(self.noise) & np.isfinite(self.filtered[0])).sum()) - used
+        if left < _MIN_FREEDOM:
+            return None
+        outcome = self.noise if count < _FEW else self.ranked
+        return short_test(outcome, self.filtered, used, MAX_LAG if count >= _FEW_TO_FOLLOW else 0)
 
 
 def _measure_pair(card: Card, design: Design, suspect: Lane, place: _Place, victim_coverage: float) -> PairMeasure:
@@ -210,14 +234,10 @@ def _measure_pair(card: Card, design: Design, suspect: Lane, place: _Place, vict
         return replace(blank, untested=objection[0], needs=objection[1])
     twins = twins_of(suspect, design.suspects, meeting.activity, design.cut)
     regression = _Regression.of(design, suspect, twins, meeting)
-    kept = float(np.subtract(*np.quantile(regression.shapes[0][meeting.known], [0.98, 0.02])))
-    if kept < _KEPT_SWING * meeting.needed_swing:
-        return replace(
-            blank,
-            untested="the suspect's activity is all explained by load, hour, clock and other co-runners",
-            needs=f"a change of the suspect at another hour, or {THROTTLE}",
-        )
-    test = regression.test()
+    objection = _no_trial(meeting, regression, place.interval_seconds)
+    if objection is not None:
+        return replace(blank, untested=objection[0], needs=objection[1])
+    test = regression.test(design)
     if test is None:
         return replace(blank, untested="too few samples beside the controls", needs="a longer window")
     effect, lower, upper = _effect(regression.outcome, regression.shapes[test.shape], test.lag, meeting.swing)
@@ -238,6 +258,27 @@ def _measure_pair(card: Card, design: Design, suspect: Lane, place: _Place, vict
         return row
     apart = [suspect, *twins]
     return _look_closer(row, card, design=design, apart=apart, meeting=meeting, regression=regression, test=test)
+
+
+def _no_trial(meeting: _Meeting, regression: _Regression, interval_seconds: float) -> tuple[str, str] | None:
+    """Say why what is left of the suspect's activity is no series of trials, and what would help, or None."""
+    kept = float(np.subtract(*np.quantile(regression.shapes[0][meeting.known], [0.98, 0.02])))
+    if kept < _KEPT_SWING * meeting.needed_swing:
+        reason = "the suspect's activity is all explained by load, hour, clock and other co-runners"
+        return reason, f"a change of the suspect at another hour, or {THROTTLE}"
+    if meeting.episodes < 2:
+        # A smooth suspect may have one daily wave and yet many movements of its own beside it; a step has not.
+        stepped = two_states(meeting.activity) > TWO_STATES
+        if stepped or episodes(regression.shapes[0]) < _OWN_EPISODES:
+            reason = "the suspect rose only once: it would rest on a single event"
+            return reason, f"a second start of the suspect, or {THROTTLE}"
+    hour = round(_HOUR_SECONDS / interval_seconds)
+    own = regression.shapes[0]
+    if own.size * interval_seconds < _HOURS_TO_LEARN * _HOUR_SECONDS and 0 < hour < own.size:
+        repeats = correlation(own[:-hour], own[hour:], MIN_SAMPLES)
+        if repeats > _BY_THE_CLOCK:
+            return "the suspect runs by the clock, as other jobs may", f"a window of {_HOURS_TO_LEARN} hours or more"
+    return None
 
 
 def _look_closer(
@@ -288,12 +329,14 @@ def _uses(card: Card, design: Design, suspect: Lane, regression: _Regression, te
 def _rivals(card: Card, design: Design, apart: list[Lane], regression: _Regression, test: ShiftTest) -> list[Rival]:
     """Return co-runners and unattributed activity, free of the controls but not of one another."""
     own = {lane.slices[-1] for lane in apart}
-    whole = {key: columns[:, test.shape] for key, columns in design.neighbours.items() if key not in own}
+    whole = {key: design.shapes(key)[:, test.shape] for key in design.long if key not in own}
     if np.isfinite(card.unattributed[design.cut]).mean() > 0.5:
         whole["activity that no slice accounts for"] = fill(card.unattributed[design.cut])
     everywhere = np.ones(design.outcome.size, dtype=bool)
     return [
-        Rival(key, shifted(whiten(design.base.residual(values, everywhere), regression.phi), test.lag))
+        Rival(
+            key, shifted(whiten(design.projection.residual(values, everywhere, design.base), regression.phi), test.lag)
+        )
         for key, values in whole.items()
     ]
 
@@ -308,10 +351,10 @@ def _effect(outcome: Floats, regressor: Floats, lag: int, swing: float) -> tuple
     slope = float(outcome[both] @ a[both]) / power
     score = np.where(both, np.nan_to_num(a) * np.nan_to_num(outcome - slope * a), 0.0)
     width = min(60, score.size // 10)
-    variance = float(score @ score)
-    for lag_samples in range(1, width + 1):
-        weight = 1.0 - lag_samples / (width + 1.0)
-        variance += 2.0 * weight * float(score[lag_samples:] @ score[:-lag_samples])
+    spectrum = fft.rfft(score, fft.next_fast_len(score.size + width, real=True))
+    covariance = fft.irfft(spectrum * spectrum.conj(), fft.next_fast_len(score.size + width, real=True))[: width + 1]
+    weights = 2.0 * (1.0 - np.arange(width + 1) / (width + 1.0))
+    variance = float(covariance @ weights) - float(covariance[0])
     error = math.sqrt(max(variance, 0.0)) / power
     value, lower, upper = (
         math.expm1(min(s * swing, 50.0)) for s in (slope, slope - 1.96 * error, slope + 1.96 * error)

@@ -54,6 +54,7 @@ class PairMeasure:
     state_share: float = math.nan
     shape_z: float = math.nan
     own_z: float = math.nan
+    rhythm_z: float = math.nan
     memory: float = math.nan
     foresight_z: float = math.nan
     dose_z: float = math.nan

@@ -22,6 +22,9 @@ Bools = NDArray[np.bool_]
 
 MIN_SAMPLES = 24  # fewer leave no degrees of freedom beside the controls
 
+_FULL = 0.99  # activity of a card from which on it counts as full
+_TRACE = 0.01  # unattributed activity below it is rounding
+_SELDOM = 0.02  # share of samples with more, below which there is nobody
 _ACTIVITY = (("sm_active_ratio", 1.0), ("engine_active_ratio", 0.85), ("busy_ratio", 0.7))
 _APPLICATION = ("step_seconds", "latency_p50_seconds", "requests_per_second", "tokens_per_second", "steps_count")
 _PIPES = ("dram_active_ratio", "tensor_active_ratio", "fp32_active_ratio", "fp16_active_ratio", "fp64_active_ratio")
@@ -92,6 +95,7 @@ class Card:
     nvlink: Floats
     power_cap: Floats
     unattributed: Floats  # activity of the card that no lane accounts for; NaN where unknown
+    hidden: Bools  # the card is full: activity that no lane accounts for may be more than is seen
     host: Floats  # CPU use of the node
 
 
@@ -122,6 +126,9 @@ def cards(partition: Partition) -> list[Card]:
         if own is not None:
             seen = seen | device.seen[(gpu,)]
         lanes = tuple(_lane(group, kinds, seen) for group in _chains(by_gpu[gpu]))
+        unattributed = _unattributed(card["sm_active_ratio"], lanes)
+        somebody = np.mean(unattributed > _TRACE) > _SELDOM
+        hidden = (card["sm_active_ratio"] >= _FULL) & somebody
         result.append(
             Card(
                 gpu=gpu,
@@ -130,11 +137,22 @@ def cards(partition: Partition) -> list[Card]:
                 pcie=card["pcie_rx_bytes_per_second"] + card["pcie_tx_bytes_per_second"],
                 nvlink=card["nvlink_rx_bytes_per_second"] + card["nvlink_tx_bytes_per_second"],
                 power_cap=card["throttle_power_ratio"],
-                unattributed=_unattributed(card["sm_active_ratio"], lanes),
+                unattributed=np.where(hidden, np.nan, unattributed),
+                hidden=hidden,
                 host=host,
             )
         )
     return result
+
+
+def correlation(left: Floats, right: Floats, fewest: int) -> float:
+    """Plain correlation over the samples that both have; 0 with `fewest` or fewer, or where one does not vary."""
+    both = np.isfinite(left) & np.isfinite(right)
+    if both.sum() <= fewest:
+        return 0.0
+    u, v = left[both] - left[both].mean(), right[both] - right[both].mean()
+    scale = math.sqrt(float(u @ u) * float(v @ v))
+    return float(u @ v) / scale if scale > 0 else 0.0
 
 
 def fill(values: Floats) -> Floats:
@@ -159,19 +177,16 @@ class _Rows:
     def of(cls, frame: pd.DataFrame, tags: tuple[str, ...], names: tuple[str, ...], part: Partition, n: int) -> _Rows:
         if frame.empty:
             return cls({}, {})
-        ordered = frame.sort_values([*tags, "time"], kind="stable")
-        stamps = ordered["time"].dt.tz_convert("UTC").dt.tz_localize(None).to_numpy().astype("datetime64[ms]")
+        stamps = frame["time"].dt.tz_convert("UTC").dt.tz_localize(None).to_numpy().astype("datetime64[ms]")
         seconds = stamps.astype(np.int64) / 1000.0 - part.window.start.timestamp()
         index = np.floor(seconds / part.interval_seconds + 1e-9).astype(np.int64)
-        inside = (index >= 0) & (index < n)
-        if not inside.any():
+        inside = np.flatnonzero((index >= 0) & (index < n))
+        if not inside.size:
             return cls({}, {})
-        ordered, index = ordered[inside], index[inside]
-        if tags:
-            groups = ordered.groupby(list(tags), sort=True).indices
-            keys = {(key if isinstance(key, tuple) else (key,)): where for key, where in groups.items()}
-        else:
-            keys = {(): np.arange(len(ordered))}
+        # Of two rows in one place the later one stays.
+        inside = inside[np.argsort(seconds[inside], kind="stable")]
+        ordered, index = frame.iloc[inside], index[inside]
+        keys = _groups(ordered, tags)
         columns = {
             name: ordered[name].to_numpy(np.float64) if name in ordered else np.full(len(ordered), np.nan)
             for name in names
@@ -180,15 +195,31 @@ class _Rows:
         seen: dict[tuple[str, ...], Bools] = {}
         for key, where in keys.items():
             at = index[where]
-            label = tuple(str(part_of_key) for part_of_key in key)
-            seen[label] = np.zeros(n, dtype=bool)
-            seen[label][at] = True
-            fields[label] = {}
+            seen[key] = np.zeros(n, dtype=bool)
+            seen[key][at] = True
+            fields[key] = {}
             for name, column in columns.items():
                 values = np.full(n, np.nan)
                 values[at] = column[where]
-                fields[label][name] = values
+                fields[key][name] = values
         return cls(fields, seen)
+
+
+def _groups(frame: pd.DataFrame, tags: tuple[str, ...]) -> dict[tuple[str, ...], NDArray[np.int64]]:
+    """Row numbers of each combination of tags, sorted by the tags."""
+    code = np.zeros(len(frame), dtype=np.int64)
+    named = np.ones(len(frame), dtype=bool)
+    for tag in tags:
+        codes, names = pd.factorize(frame[tag], sort=True)
+        code = code * max(len(names), 1) + codes
+        named &= codes >= 0
+    order = np.argsort(code, kind="stable")
+    order = order[named[order]]  # a row without its tag belongs to nobody
+    if not order.size:
+        return {}
+    parts = np.split(order, np.flatnonzero(np.diff(code[order])) + 1)
+    texts = [frame[tag].to_numpy(dtype=object) for tag in tags]
+    return {tuple(str(text[part[0]]) for text in texts): part for part in parts}
 
 
 @dataclass(slots=True)

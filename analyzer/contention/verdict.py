@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analyzer.contention.channel import CHANNEL_WORDS
+from analyzer.contention.direction import TWO_STATES
 from analyzer.contention.record import PairMeasure
 from analyzer.contention.series import Floats
 from analyzer.findings import Verdict
@@ -16,17 +17,12 @@ from analyzer.findings import Verdict
 _LEAD_Z = 4.0  # prewhitened: four standard errors, as the suspect has four chances to follow
 _TIME_Z = 5.0
 _SHAPE_Z = 2.0
-_TWO_STATES = 4.0
 _STATE_Z = 3.5
 _STATE_SHARE = 0.6
 _FORESIGHT_Z = 3.0
 _DOSE_Z = 3.0
 _MEMORY = 0.4
-_TWO_STATES = 4.0
-_STATE_Z = 3.5
-_STATE_SHARE = 0.6
-_SEPARATED = 0.85
-_CUT = 0.2
+_RHYTHM_Z = 3.0
 _INFLUENCE_Z = 2.0
 _BLIND = 0.15  # an interval that still holds this slow-down has excluded nothing
 
@@ -54,7 +50,7 @@ def benjamini_hochberg(p: Sequence[float] | Floats) -> Floats:
     return result
 
 
-def judge(pair: PairMeasure, q: float, *, fdr: float, effect_floor: float) -> Judgement:
+def judge(pair: PairMeasure, q: float, *, fdr: float, effect_floor: float, coverage_floor: float) -> Judgement:
     """Decide one pair.
 
     Args:
@@ -62,6 +58,7 @@ def judge(pair: PairMeasure, q: float, *, fdr: float, effect_floor: float) -> Ju
         q: its false-discovery rate among all tested pairs of the fleet; NaN if untested.
         fdr: rate that is accepted.
         effect_floor: smallest slow-down worth a word, as a ratio.
+        coverage_floor: share of samples below which nothing holds.
     """
     if pair.untested:
         return Judgement(Verdict.CANNOT_TELL, pair.untested, (pair.needs,), 0.0)
@@ -73,7 +70,7 @@ def judge(pair: PairMeasure, q: float, *, fdr: float, effect_floor: float) -> Ju
     if pair.influence_z < _INFLUENCE_Z:
         needs = ("a second start or stop of the suspect", "a short throttle of the suspect")
         return Judgement(Verdict.CANNOT_TELL, "it rests on a single event", needs, 0.0)
-    doubt, reason = _doubt(pair, effect_floor)
+    doubt, reason = _doubt(pair, effect_floor, coverage_floor)
     if doubt:
         return Judgement(Verdict.SUSPECTED, doubt, (reason, "a short throttle of the suspect"), 0.5 * _trust(pair))
     return Judgement(Verdict.HOLDS, reason, (), (1.0 - q) * _trust(pair))
@@ -90,8 +87,10 @@ def _refutation(pair: PairMeasure, effect_floor: float) -> str:
     return ""
 
 
-def _doubt(pair: PairMeasure, effect_floor: float) -> tuple[str, str]:
+def _doubt(pair: PairMeasure, effect_floor: float, coverage_floor: float) -> tuple[str, str]:
     """Return what keeps a pair from holding and what would help, or an empty doubt and why it holds."""
+    if pair.coverage < coverage_floor:
+        return f"only {pair.coverage:.0%} of the samples are there", "a source without gaps"
     if not pair.channel:
         return "no resource that MIG leaves shared explains it", "PCIe, NVLink and host counters of the card"
     if pair.twins:
@@ -148,18 +147,38 @@ def _no(reason: str, pair: PairMeasure) -> Judgement:
 def _direction(pair: PairMeasure) -> tuple[bool, str]:
     """Say whether the suspect moves the victim, and by which evidence (or what speaks against it)."""
     late = pair.lag_z > max(_TIME_Z, pair.lead_z) and pair.lag_z > 1.5 * abs(pair.same_z)
-    if late and pair.lag_seconds > 0:
-        return True, "the victim follows the suspect in time"
-    if pair.foresight_z > _FORESIGHT_Z:
-        return False, "the victim was slow before the suspect rose: the suspect may be reacting to it"
-    if pair.suspect_serves and pair.dose_z < _DOSE_Z:
-        return False, "the suspect serves requests, and more of them may come because the victim is slow"
     own = _own_rhythm(pair)
-    if own:
-        return True, own
-    if pair.shape_z < -_SHAPE_Z:
-        return False, "the suspect may be reacting to the victim within the same sample"
-    return False, "who moves whom cannot be told within the same sample"
+    looks = (
+        (late and pair.lag_seconds > 0, True, "the victim follows the suspect in time"),
+        (
+            pair.foresight_z > _FORESIGHT_Z,
+            False,
+            "the victim was slow before the suspect rose: the suspect may be reacting to it",
+        ),
+        (
+            bool(pair.suspect_serves) and pair.dose_z < _DOSE_Z,
+            False,
+            "the suspect serves requests, and more of them may come because the victim is slow",
+        ),
+        (
+            pair.rhythm_z < -_RHYTHM_Z,
+            False,
+            "the suspect's activity carries the memory of the victim's noise: it may be reacting to it",
+        ),
+        (
+            pair.rhythm_z > _RHYTHM_Z,
+            True,
+            "the victim takes on the suspect's rhythm, not the other way round",
+        ),
+        (bool(own), True, own),
+        (
+            pair.shape_z < -_SHAPE_Z,
+            False,
+            "the suspect may be reacting to the victim within the same sample",
+        ),
+    )
+    undecided = (False, "who moves whom cannot be told within the same sample")
+    return next(((forward, reason) for seen, forward, reason in looks if seen), undecided)
 
 
 def _own_rhythm(pair: PairMeasure) -> str:
@@ -167,7 +186,7 @@ def _own_rhythm(pair: PairMeasure) -> str:
     if not pair.memory > _MEMORY:
         return ""
     shares = _STATE_SHARE <= pair.state_share <= 1.0 / _STATE_SHARE
-    if pair.states > _TWO_STATES and pair.state_z > _STATE_Z and shares:
+    if pair.states > TWO_STATES and pair.state_z > _STATE_Z and shares:
         return "the victim slows and recovers as the suspect starts and stops"
     if min(pair.shape_z, pair.own_z) > _SHAPE_Z:
         return "the suspect has a rhythm of its own that the victim's noise does not explain"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analyzer.contention.series import Floats
+from analyzer.contention.series import Floats, correlation
 
 _RELATED = 0.4
 _STRONGER = 1.5
@@ -41,7 +41,7 @@ def influence(outcome: Floats, regressor: Floats) -> float:
 
 def dominant_rival(outcome: Floats, suspect: Floats, rivals: list[Rival]) -> str:
     """Return the rival that moves with the suspect and explains the victim far better, or an empty string."""
-    related = [rival for rival in rivals if abs(_correlation(suspect, rival.values)) > _RELATED]
+    related = [rival for rival in rivals if abs(correlation(suspect, rival.values, 7)) > _RELATED]
     if not related:
         return ""
     columns = np.column_stack([suspect, *(rival.values for rival in related)])
@@ -63,19 +63,6 @@ def episodes(activity: Floats) -> int:
         return 0
     low, high = np.quantile(values, [0.02, 0.98])
     up, down = low + 0.6 * (high - low), low + 0.4 * (high - low)
-    count, on = 0, False
-    for value in values:
-        if not on and value > up:
-            count, on = count + 1, True
-        elif on and value < down:
-            on = False
-    return count
-
-
-def _correlation(left: Floats, right: Floats) -> float:
-    both = np.isfinite(left) & np.isfinite(right)
-    if both.sum() < 8:
-        return 0.0
-    u, v = left[both] - left[both].mean(), right[both] - right[both].mean()
-    scale = math.sqrt(float(u @ u) * float(v @ v))
-    return float(u @ v) / scale if scale > 0 else 0.0
+    state = np.where(values > up, 1, np.where(values < down, -1, 0))
+    state = state[state != 0]
+    return int((state[:1] == 1).sum() + ((state[1:] == 1) & (state[:-1] == -1)).sum())

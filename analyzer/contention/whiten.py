@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from scipy.linalg import solve_toeplitz
 from scipy.special import ndtri
-from scipy.stats import rankdata
 
 from analyzer.contention.series import Floats
 
-_ORDER = 6
-
-
-def ar_order(missing_share: float) -> int:
-    """Order of the noise model: each missing sample costs `order` filtered ones."""
-    if missing_share > 0.25:
-        return 0
-    return 1 if missing_share > 0.06 else _ORDER
+ORDER = 6  # of the noise model
+MANY_GAPS = 0.06  # share missing from which the noise model is AR(1), which can step over gaps
 
 
 def fit_ar(values: Floats, order: int) -> Floats:
@@ -48,10 +43,31 @@ def whiten(values: Floats, coefficients: Floats) -> Floats:
     return result
 
 
+def whiten_gaps(values: Floats, phi: float) -> Floats:
+    """Filter by an AR(1) model that steps over gaps: no sample is lost but the first.
+
+    After a gap of k samples the prediction is phi^k times the last value seen, and its error is larger; the result is
+    scaled so that all errors have the variance of a step of one.
+    """
+    phi = min(max(phi, 0.0), 0.999)
+    at = np.flatnonzero(np.isfinite(values))
+    result = np.full_like(values, np.nan)
+    if at.size < 2:
+        return result
+    carried = phi ** np.diff(at)
+    error = np.sqrt((1.0 - phi**2) / (1.0 - carried**2))
+    result[at[1:]] = (values[at[1:]] - carried * values[at[:-1]]) * error
+    return result
+
+
 def rank_normal(values: Floats) -> Floats:
     """Replace values by the normal quantiles of their ranks: a few wild samples then weigh like any others."""
-    good = np.isfinite(values)
+    good = np.flatnonzero(np.isfinite(values))
     result = np.full_like(values, np.nan)
-    ranks = rankdata(values[good])
-    result[good] = ndtri((ranks - 0.5) / max(ranks.size, 1))
+    result[good[np.argsort(values[good], kind="stable")]] = _normal_quantiles(good.size)
     return result
+
+
+@lru_cache(maxsize=64)
+def _normal_quantiles(count: int) -> Floats:
+    return np.asarray(ndtri((np.arange(count) + 0.5) / max(count, 1)))

@@ -162,7 +162,7 @@ def test_poor_coverage_withholds() -> None:
     part = world("true_burst")
     rows = part.slice.copy()
     rng = np.random.default_rng(1)
-    victim = (rows["workload"] == "v") & (rng.random(len(rows)) < 0.7)
+    victim = (rows["workload"] == "v") & (rng.random(len(rows)) < 0.8)
     rows.loc[victim, "latency_p50_seconds"] = np.nan
     conclusion = conclude(replace(part, slice=rows))
     assert said(conclusion) == "withheld"
@@ -173,9 +173,33 @@ def test_a_suspect_with_gaps_withholds() -> None:
     part = world("true_burst")
     rows = part.slice.copy()
     rng = np.random.default_rng(1)
-    rows.loc[(rows["workload"] == "a") & (rng.random(len(rows)) < 0.7), "sm_active_ratio"] = np.nan
+    rows.loc[(rows["workload"] == "a") & (rng.random(len(rows)) < 0.8), "sm_active_ratio"] = np.nan
     conclusion = conclude(replace(part, slice=rows))
     assert any("of the suspect's samples are there" in entry.reason for entry in conclusion.withheld)
+
+
+def test_below_the_coverage_floor_nothing_holds() -> None:
+    part = world("true_burst")
+    rows = part.slice.copy()
+    rng = np.random.default_rng(1)
+    victim = (rows["workload"] == "v") & (rng.random(len(rows)) < 0.6)
+    rows.loc[victim, "latency_p50_seconds"] = np.nan
+    finding = pair(conclude(replace(part, slice=rows)))
+    assert finding is not None
+    assert finding.verdict.value == "suspected"
+    assert "of the samples are there" in finding.claim
+
+
+def test_a_cron_job_in_a_short_window_cannot_be_told_from_others() -> None:
+    reasons = [entry.reason for entry in conclude(world("null_hourly", n=240)).withheld]
+    assert any("runs by the clock" in reason and "6 hours" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_full_card_hides_its_unlisted_tenant_and_clears_the_bystander(seed: int) -> None:
+    part = world("hidden_third", seed=seed)
+    gpu = part.gpu.assign(sm_active_ratio=part.gpu["sm_active_ratio"].clip(upper=0.8) / 0.8)
+    assert said(conclude(replace(part, gpu=gpu))) != "holds"
 
 
 def test_missing_signals_are_named() -> None:
