@@ -16,10 +16,8 @@ import numpy as np
 from scipy.stats import norm
 from scipy.stats import t as student
 
-from analyzer.contention.controls import Projection
 from analyzer.contention.design import Design
 from analyzer.contention.series import MIN_SAMPLES, Bools, Card, Floats, Lane, cards, fill
-from analyzer.contention.shift import SHIFT_SAMPLES
 from analyzer.contention.whiten import fit_ar, rank_normal, whiten
 from analyzer.protocols import Partition
 
@@ -31,6 +29,7 @@ FEWEST_PAIRS = 12  # of a trial that is planned: some see nothing
 WORTH_FINDING = 0.05  # slow-down at full swing that a trial should not miss
 MAX_LAG = 6  # samples by which the victim may follow
 BUSY = 0.5  # of its peak: below it throttling would take nothing from the suspect
+_LONG = 200  # samples from which the noise model is of that order
 _ORDER = 6  # of the noise model
 _EXACT = 12  # up to so many pairs all flips are counted
 _HELD = 0.15  # of the suspect's level must be taken away, else the throttle did not bite
@@ -89,15 +88,15 @@ class Ground:
             return "nothing tells the suspect's activity"
         lanes = [lane for lane in card.lanes if lane is not one]
         # What nobody accounts for is what the slices leave of the card: the throttle itself moves it.
-        card = replace(card, unattributed=np.full_like(card.unattributed, np.nan))
+        nobody = np.full_like(card.unattributed, np.nan)
+        card = replace(card, unattributed=nobody, hidden=np.zeros(nobody.size, dtype=bool))
         design = Design.of(card, one, one.cost, lanes, elsewhere=(), interval_seconds=partition.interval_seconds)
-        others, rows = design.others(other, [])
+        pick, rows = design.others(other, [])
         activity = other.activity.values[design.cut]
         if (rows & np.isfinite(activity)).sum() < MIN_SAMPLES:
             return "too few samples of both"
-        second = Projection(design.base.residual(others, rows))
-        outcome = second.residual(design.base.residual(design.outcome, rows), rows)
-        memory = fit_ar(outcome, _ORDER if rows.sum() >= SHIFT_SAMPLES else 1)
+        outcome = design.projection.residual(np.where(rows, design.outcome, np.nan), rows, pick)
+        memory = fit_ar(outcome, _ORDER if rows.sum() >= _LONG else 1)
         # A gap would cost `order` samples after it too: what is remembered across it is read off a straight line.
         noise = np.where(rows, whiten(fill(outcome), memory), np.nan)
         known = np.isfinite(activity)
