@@ -6,6 +6,8 @@ power that no quota covers, and dynamic power while nothing was seen to run, bel
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pandas as pd
 
@@ -50,10 +52,34 @@ def idle_watts(card: Card) -> float:
     return float(np.quantile(quiet, _IDLE_QUANTILE)) if len(quiet) else float(known.min())
 
 
-def attribute_energy(partition: Partition) -> pd.DataFrame:
-    """Attribute each card's metered energy over the window.
+@dataclass(frozen=True, slots=True)
+class CardEnergy:
+    """Joules of a card over the window: what each holding got (S,), what belongs to nobody, and whether a meter ran."""
+
+    slices: Vector
+    pool: float
+    metered: bool  # False: some of it is power times time
+
+
+def card_energy(card: Card) -> CardEnergy | None:
+    """Attribute what a card's meter counted; None: it shows neither energy nor power.
 
     The meter's increments are divided; where a row has none, its power times the interval stands in.
+    """
+    idle = idle_watts(card)
+    if np.isnan(idle):
+        return None
+    seconds = card.interval_seconds
+    meter = card.of_card("energy_joules")
+    joules = np.where(np.isnan(meter), card.of_card("power_watts") * seconds, meter)
+    known = ~np.isnan(joules)
+    held = np.where(card.held, card.quota, 0.0)[known]
+    slices, pool = attribute_power(idle, joules[known] / seconds, np.where(card.held, card.used, 0.0)[known], held)
+    return CardEnergy(slices.sum(axis=0) * seconds, float(pool.sum()) * seconds, bool((~np.isnan(meter))[known].all()))
+
+
+def attribute_energy(partition: Partition) -> pd.DataFrame:
+    """Attribute each card's metered energy over the window.
 
     Returns:
         Columns cluster, node, gpu, slice, tenant, workload, joules: a row a holding, and one with an empty slice for
@@ -61,20 +87,12 @@ def attribute_energy(partition: Partition) -> pd.DataFrame:
     """
     rows = []
     for card in cards(partition):
-        idle = idle_watts(card)
-        if np.isnan(idle):
+        energy = card_energy(card)
+        if energy is None:
             continue
-        meter = card.of_card("energy_joules")
-        joules = np.where(np.isnan(meter), card.of_card("power_watts") * card.interval_seconds, meter)
-        metered = ~np.isnan(joules)
-        held = np.where(card.held, card.quota, 0.0)[metered]
-        slices, pool = attribute_power(
-            idle, joules[metered] / card.interval_seconds, np.where(card.held, card.used, 0.0)[metered], held
-        )
         place = (card.cluster, card.node, card.gpu)
-        seconds = card.interval_seconds
-        rows.append((*place, "", "", "", float(pool.sum()) * seconds))
-        for holding, total in zip(card.holdings, slices.sum(axis=0) * seconds, strict=True):
+        rows.append((*place, "", "", "", energy.pool))
+        for holding, total in zip(card.holdings, energy.slices, strict=True):
             if holding.held:
                 rows.append((*place, holding.slice, holding.tenant, holding.workload, float(total)))
     return pd.DataFrame(rows, columns=[*_KEY, "joules"])

@@ -23,6 +23,9 @@ class Verdict(StrEnum):
     CANNOT_TELL = "cannot tell"
 
 
+CLAIMS = (Verdict.HOLDS, Verdict.SUSPECTED)  # what somebody may act on
+
+
 class Role(StrEnum):
     """Which part a subject plays in a finding."""
 

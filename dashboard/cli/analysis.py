@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from analyzer.findings import Finding, Role, SubjectRef, Verdict
+from analyzer.findings import CLAIMS, Finding, Role, SubjectRef, Verdict
 from analyzer.ledger import LEVEL_1, LEVEL_2
 from collector.errors import ConfigurationError, InputRejectedError
 from collector.protocols import StoreReader
@@ -19,11 +19,10 @@ from dashboard.cli.allocator import devices_of, document, print_devices, read_me
 from dashboard.cli.context import Json, Now, Rows, context_of, flag, interval_of, newest_instant, opened_rows
 from dashboard.cli.output import note, print_json, print_table, say, say_origin
 from dashboard.views.names import CardNames, card_names, named
-from dashboard.views.text import number, seconds
+from dashboard.views.text import gib, number, percent, plural, seconds, stamp
 from tuner.service.analyse import Analysis, load_detectors, run_analysis
 
 NO_FINDING = "nothing was found"
-CLAIMS = (Verdict.HOLDS, Verdict.SUSPECTED)
 STYLES = {Verdict.HOLDS: "bold red", Verdict.SUSPECTED: "yellow", Verdict.CANNOT_TELL: "dim", Verdict.NO_EFFECT: "dim"}
 
 
@@ -38,6 +37,7 @@ class Family(StrEnum):
     HEALTH = "health"
 
 
+_MOST_FREE = 20
 _DETECTORS = {  # else the one of the family's name
     Family.CONTENTION: ("contention", "colocation", "sharing-cost"),
     Family.FRAGMENTATION: ("fragmentation", "sharing-memory", "allocator"),
@@ -155,6 +155,8 @@ def print_analysis(analysis: Analysis, *, every: bool) -> None:
         hidden = ", ".join(f"{count} {verdict}" for verdict, count in sorted(rest.items()))
         say(f"not listed: {hidden}; --all lists them")
     _print_ledger(analysis)
+    _print_free(analysis)
+    _print_moves(analysis)
     _print_waiting(analysis)
     _print_census(analysis)
 
@@ -218,6 +220,50 @@ def _print_ledger(analysis: Analysis) -> None:
     say("where the capacity went: " + ", ".join(f"{name} {value / capacity:.1%}" for name, value in shares))
     used = [(name, float(fleet[name])) for name in (*LEVEL_2, "unaccounted_2")]
     say("of it, used was: " + ", ".join(f"{name} {value / capacity:.1%}" for name, value in used))
+
+
+def _print_free(analysis: Analysis) -> None:
+    """Print what nobody holds now; nothing where all is held."""
+    if not analysis.free:
+        return
+    names = card_names(analysis.facts)
+    say("")
+    say(f"free now, {plural(len(analysis.free), 'place')}:")
+    print_table(
+        ["card", "slice", ">share", ">memory", "since (UTC)"],
+        [
+            (named(f.gpu, names), f.profile or "-", percent(f.share), gib(f.memory_bytes), stamp(f.since))
+            for f in analysis.free[:_MOST_FREE]
+        ],
+    )
+    if len(analysis.free) > _MOST_FREE:
+        say(f"and {len(analysis.free) - _MOST_FREE} more; --json lists them")
+
+
+def _print_moves(analysis: Analysis) -> None:
+    """Print whose quota could go to whom."""
+    if not analysis.moves:
+        return
+    names = card_names(analysis.facts)
+    say("")
+    say("quota that could move:")
+    print_table(
+        ["from", "to", "where", ">how much", "why"],
+        [
+            (
+                "/".join(filter(None, (m.donor_tenant, m.donor_workload))),
+                "/".join(filter(None, (m.receiver_tenant, m.receiver_workload))),
+                named(m.place, names),
+                f"{_much(m.target, m.unit)} ({_much(m.lower, m.unit)} to {_much(m.upper, m.unit)})",
+                m.why,
+            )
+            for m in analysis.moves
+        ],
+    )
+
+
+def _much(amount: float, unit: str) -> str:
+    return f"{amount:.0%}" if unit == "ratio" else number(amount, unit)
 
 
 def _print_waiting(analysis: Analysis) -> None:

@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 import pandas as pd
 from sqlalchemy.exc import DBAPIError
 
-from analyzer.energy import attribute_energy
 from analyzer.forecast import FLEET
 from collector.clock import grid_floor
 from collector.errors import TrimtabError
@@ -20,7 +19,7 @@ from dashboard.report.gathered import Gathered, TunerRecords
 from dashboard.report.services import window_seconds
 from tuner.outcome import list_outcomes
 from tuner.record import WAITING_STATES, WRITTEN_STATES
-from tuner.service.analyse import Analysis, load_detectors, partitions, run_analysis
+from tuner.service.analyse import Analysis, load_detectors, run_analysis
 from tuner.state import State, count_states, list_drops, list_groups, list_suppressions
 
 WEEK = timedelta(days=7)
@@ -74,7 +73,7 @@ def gather(
         samples=_samples(store, window),
         rejects=store.rejects(window),
         events=store.events(window),
-        energy=_energy(store, settings, window, interval_seconds),
+        energy=analysis.accounts[list(_ENERGY)].dropna(subset=["joules"]).reset_index(drop=True),
         outlook=outlook,
         past=past,
         no_outlook=no_outlook,
@@ -124,12 +123,6 @@ def report_window(store: StoreReader, now: datetime | None, interval_seconds: fl
     end = now if now is not None else grid_floor(newest, interval_seconds) + timedelta(seconds=interval_seconds)
     start = max(end - WEEK, min(span.start for span in spans))
     return Window(start, end) if start < end else None
-
-
-def _energy(store: StoreReader, settings: Settings, window: Window, interval_seconds: float) -> pd.DataFrame:
-    parts = [attribute_energy(p) for p in partitions(store, window, interval_seconds, settings.analyze)]
-    filled = [part for part in parts if len(part)]
-    return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=list(_ENERGY))
 
 
 def _samples(store: StoreReader, window: Window) -> pd.DataFrame:

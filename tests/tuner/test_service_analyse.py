@@ -70,7 +70,8 @@ def test_a_simulated_fleet_is_measured_whole_and_says_so(plain: Analysis, cluste
     assert plain.declarations["vision", "segment-train"].declaration.service_class == "offline"
     assert plain.declarations["language", "chat"].declaration.objective is not None
     document = plain.to_json()
-    assert set(document) == {"schema_version", "simulated", "findings", "census", "ledger", "waiting"}
+    own = {"free_now", "quota_moves", "slices"}
+    assert set(document) == {"schema_version", "simulated", "findings", "census", "ledger", "waiting", *own}
     assert document["simulated"] is True
     assert document["schema_version"] == SCHEMA_VERSION
     assert [f["id"] for f in document["findings"]] == [f.id for f in plain.findings]

@@ -16,7 +16,9 @@ from analyzer.facts import requests, says_simulated
 from analyzer.findings import SCHEMA_VERSION, Finding
 from analyzer.ledger import Ledger, conclude_ledger, measure_ledger
 from analyzer.protocols import Conclusion, Context, Detector, Partition, Withheld
+from analyzer.quota_moves import QuotaMove, quota_moves
 from analyzer.settings import AnalyzeSettings
+from analyzer.slice_account import ACCOUNT_KEY, FreeNow, accounts_document, free_now, measure_account, no_accounts
 from analyzer.waiting import Waiting, measure_waiting
 from collector.declarations import ResolvedWorkload, WorkloadDeclaration
 from collector.plugins import load_plugin, plugin_names
@@ -31,11 +33,12 @@ _REMEMBERED = timedelta(days=7)  # as long as the collector keeps a lost card in
 
 @dataclass(frozen=True, slots=True)
 class NodeMeasures:
-    """What one node contributes: detector name -> measures, the ledger's rows, the subjects."""
+    """What one node contributes: detector name -> measures, the ledger's rows, the subjects, the slices' accounts."""
 
     measures: Mapping[str, pd.DataFrame]
     ledger: pd.DataFrame
     subjects: pd.DataFrame
+    accounts: pd.DataFrame
 
 
 class MapNodes(Protocol):
@@ -47,7 +50,11 @@ class MapNodes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """The answer: findings (worst first), what was withheld, census, ledger, who waited for cards."""
+    """The answer: findings (worst first), what was withheld, census, ledger, who waited for cards.
+
+    accounts: a row a holding and a card (`analyzer.slice_account`); free: what is free now; moves: whose quota could go
+    to whom.
+    """
 
     window: Window
     findings: tuple[Finding, ...]
@@ -55,6 +62,9 @@ class Analysis:
     census: Census
     ledger: Ledger
     waiting: tuple[Waiting, ...]
+    accounts: pd.DataFrame
+    free: tuple[FreeNow, ...]
+    moves: tuple[QuotaMove, ...]
     declarations: Mapping[tuple[str, str], ResolvedWorkload]
     facts: pd.DataFrame  # of the window
     simulated: bool
@@ -68,6 +78,9 @@ class Analysis:
             "census": self.census.to_json(),
             "ledger": self.ledger.to_json(),
             "waiting": [w.to_json() for w in self.waiting],
+            "free_now": [f.to_json() for f in self.free],
+            "quota_moves": [m.to_json() for m in self.moves],
+            "slices": accounts_document(self.accounts),
         }
 
 
@@ -147,6 +160,7 @@ def measure_node(partition: Partition, detectors: Mapping[str, Detector]) -> Nod
         measures=measure_detectors(partition, detectors),
         ledger=measure_ledger(partition),
         subjects=measure_subjects(partition),
+        accounts=measure_account(partition),
     )
 
 
@@ -196,14 +210,21 @@ def run_analysis(
     nodes = list(map_nodes(partial(measure_node, detectors=detectors), read))
     conclusions = _conclude([n.measures for n in nodes], detectors, context)
     withheld = [w for c in conclusions for w in c.withheld if _wanted(w.code, settings)]
+    findings = _findings(conclusions, settings)
+    accounts = _joined([n.accounts for n in nodes], no_accounts())
+    accounts = accounts.sort_values(list(ACCOUNT_KEY), kind="stable", ignore_index=True)
+    subjects = _joined([n.subjects for n in nodes], pd.DataFrame(columns=list(SUBJECT_COLUMNS)))
     codes = sorted({code for d in detectors.values() for code in d.codes if _wanted(code, settings)})
     return Analysis(
         window=window,
-        findings=_findings(conclusions, settings),
+        findings=findings,
         withheld=tuple(sorted(withheld, key=_by_place)),
-        census=take_census(_subjects(nodes), codes, withheld),
+        census=take_census(subjects, codes, withheld),
         ledger=conclude_ledger([n.ledger for n in nodes], context),
         waiting=measure_waiting(requests(context.facts), context.queues, window, interval_seconds),
+        accounts=accounts,
+        free=free_now(accounts),
+        moves=quota_moves(findings, context.queues, interval_seconds),
         declarations=context.declarations,
         facts=context.facts,
         simulated=context.simulated,
@@ -252,9 +273,9 @@ def _findings(conclusions: Sequence[Conclusion], settings: AnalyzeSettings) -> t
     return tuple(sorted(found, key=_worst_first))
 
 
-def _subjects(nodes: Sequence[NodeMeasures]) -> pd.DataFrame:
-    filled = [n.subjects for n in nodes if len(n.subjects)]
-    return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=list(SUBJECT_COLUMNS))
+def _joined(frames: Sequence[pd.DataFrame], empty: pd.DataFrame) -> pd.DataFrame:
+    filled = [frame for frame in frames if len(frame)]
+    return pd.concat(filled, ignore_index=True) if filled else empty
 
 
 def _by_place(withheld: Withheld) -> tuple[str, ...]:
