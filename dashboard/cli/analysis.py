@@ -16,7 +16,18 @@ from collector.errors import ConfigurationError, InputRejectedError
 from collector.protocols import StoreReader
 from collector.window import Window, parse_duration
 from dashboard.cli.allocator import devices_of, document, print_devices, read_memory_snapshot
-from dashboard.cli.context import Json, Now, Rows, context_of, flag, interval_of, newest_instant, opened_rows
+from dashboard.cli.context import (
+    Context,
+    Json,
+    Now,
+    Rows,
+    context_of,
+    flag,
+    interval_of,
+    newest_instant,
+    opened_rows,
+    opened_state,
+)
 from dashboard.cli.output import note, print_json, print_table, say, say_origin
 from dashboard.views.names import CardNames, card_names, named
 from dashboard.views.text import gib, number, percent, plural, seconds, stamp
@@ -38,6 +49,7 @@ class Family(StrEnum):
 
 
 _MOST_FREE = 20
+_SHORT_ID = 12  # enough to tell findings of one code apart; `explain` takes any beginning
 _DETECTORS = {  # else the one of the family's name
     Family.CONTENTION: ("contention", "colocation", "sharing-cost"),
     Family.FRAGMENTATION: ("fragmentation", "sharing-memory", "allocator"),
@@ -120,11 +132,12 @@ def analyze(
             detectors=detectors,
             declarations=context.settings.workload,
         )
+    hidden = {} if rows else hidden_ids(context, analysis)
     if json:
-        print_json(analysis.to_json())
+        print_json({**analysis.to_json(), "suppressed": hidden})
     else:
-        print_analysis(analysis, every=every)
-    holding = {f.code for f in analysis.findings if f.verdict is Verdict.HOLDS}
+        print_analysis(analysis, every=every, hidden=frozenset(hidden))
+    holding = {f.code for f in analysis.findings if f.verdict is Verdict.HOLDS and f.id not in hidden}
     if any(code.startswith(prefix) for code in holding for prefix in fail_on or ()):
         raise typer.Exit(1)
 
@@ -144,16 +157,33 @@ def analysed_window(store: StoreReader, now: str | None, length: str, interval_s
     return Window(max(window.start, oldest), window.end)
 
 
-def print_analysis(analysis: Analysis, *, every: bool) -> None:
-    """Print findings, ledger and census for people."""
+def hidden_ids(context: Context, analysis: Analysis) -> dict[str, int]:
+    """Return id -> number of the suppression that hides it, of the findings that somebody does not want to see."""
+    if not context.has_state:
+        return {}
+    from tuner.state import list_suppressions  # noqa: PLC0415  SQLAlchemy loads slowly
+
+    with opened_state(context) as state:
+        active = list_suppressions(state, active_at=analysis.window.end)
+    covered = (
+        (f.id, next((s.id for s in active if s.covers(f, analysis.window.end)), None)) for f in analysis.findings
+    )
+    return {finding: number for finding, number in covered if number is not None}
+
+
+def print_analysis(analysis: Analysis, *, every: bool, hidden: frozenset[str] = frozenset()) -> None:
+    """Print findings, ledger and census for people; findings in `hidden` are counted and not listed."""
     note(f"{analysis.window.start:%Y-%m-%d %H:%M} to {analysis.window.end:%Y-%m-%d %H:%M} UTC")
     say_origin(simulated=analysis.simulated)
-    shown = tuple(f for f in analysis.findings if every or f.verdict in CLAIMS)
+    wanted = tuple(f for f in analysis.findings if f.id not in hidden)
+    shown = tuple(f for f in wanted if every or f.verdict in CLAIMS)
     print_findings(shown, card_names(analysis.facts))
-    rest = Counter(f.verdict.value for f in analysis.findings if f not in shown)
+    if hidden:
+        say(f"{plural(len(hidden), 'finding')} suppressed, not listed; `trimtab suppress` says which and why")
+    rest = Counter(f.verdict.value for f in wanted if f not in shown)
     if rest:
-        hidden = ", ".join(f"{count} {verdict}" for verdict, count in sorted(rest.items()))
-        say(f"not listed: {hidden}; --all lists them")
+        others = ", ".join(f"{count} {verdict}" for verdict, count in sorted(rest.items()))
+        say(f"not listed: {others}; --all lists them")
     _print_ledger(analysis)
     _print_free(analysis)
     _print_moves(analysis)
@@ -164,10 +194,11 @@ def print_analysis(analysis: Analysis, *, every: bool) -> None:
 def print_findings(findings: tuple[Finding, ...], names: CardNames) -> None:
     """Print one line a finding, cards by their names."""
     print_table(
-        ["code", "verdict", "subject", "claim", ">effect", ">sure", ">coverage"],
+        ["code", "id", "verdict", "subject", "claim", ">effect", ">sure", ">coverage"],
         [
             (
                 finding.code,
+                finding.id[:_SHORT_ID],
                 Text(finding.verdict.value, style=STYLES[finding.verdict]),
                 subjects_text(finding),
                 named(finding.claim, names),

@@ -30,7 +30,12 @@ ENTRIES = {
     "explain": Entry(
         "explain",
         "Look",
-        "Say what a finding code claims, how it is computed, how it can be wrong and what to do.",
+        "Say what a code or a finding claims, how it is computed, how it can be wrong and what to do.",
+    ),
+    "suppress": Entry(
+        "suppress",
+        "Look",
+        "Hide findings of a code on a subject, with a reason and an expiry; they go on being counted.",
     ),
     "forecast": Entry(
         "forecasting",

@@ -42,12 +42,16 @@ class Suppression:
     last_used: datetime | None
 
     def covers(self, finding: Finding, now: datetime) -> bool:
-        """Say whether it hides `finding` at `now`: code by prefix, subject by glob on its id or any subject's path."""
+        """Say whether it hides `finding` at `now`: code by prefix, subject by glob on its id or what it speaks of.
+
+        That is, of any subject: tenant/workload, cluster/node/gpu/slice, or its node, card or tenant alone.
+        """
         if (self.until is not None and now >= self.until) or not finding.code.startswith(self.code):
             return False
         paths = [finding.id]
         for s in finding.subjects:
             paths += [f"{s.tenant}/{s.workload}", "/".join(p for p in (s.cluster, s.node, s.gpu, s.slice) if p)]
+            paths += [name for name in (s.node, s.gpu, s.tenant) if name]
         return any(fnmatch.fnmatchcase(path, self.subject) for path in paths)
 
 
