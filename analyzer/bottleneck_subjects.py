@@ -25,6 +25,7 @@ from collector.gpu_models import gpu_model
 PIPES = ("tensor_active_ratio", "fp64_active_ratio", "fp32_active_ratio", "fp16_active_ratio")
 _ALONE = 0.9  # part of a shared card's use in an interval from which its counters are this slice's own
 _CAPPED = ("mps", "vgpu")  # kinds whose quota is a limit; a turn in rotation may be longer where others are idle
+_THROTTLES_BY_TIME = 1.2  # busiest time share over quota up to which a layer throttles by time
 # PCIe, bytes/s a lane and direction, by generation.
 _LANE_BYTES = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 _LANES = 16
@@ -144,8 +145,7 @@ def _sharer(card: Card, j: int, series: Mapping[str, Series], total: Series) -> 
     alone = alive & (used >= _ALONE * total) & (total > 0)
     capped = holding.kind in _CAPPED and not card.quota_estimated[j]
     quota = np.where(card.quota[:, j] > 0, card.quota[:, j], np.nan)
-    throttled_by = card.of_slices("busy_ratio")[:, j] if holding.kind == "vgpu" else used
-    of_quota = throttled_by / quota if capped else np.full(len(used), np.nan)
+    of_quota = _quota_use(card, j) / quota if capped else np.full(len(used), np.nan)
     elsewhere, foreign = {}, frozenset[str]()
     # What works a little beside it all the time leaves no interval of its own, and yet hardly anything in the counters.
     mostly = float(np.nansum(used)) >= _ALONE * float(np.nansum(total)) > 0
@@ -161,6 +161,17 @@ def _sharer(card: Card, j: int, series: Mapping[str, Series], total: Series) -> 
     return Subject(
         card, holding, _OF_A_SLICE, own | {"of_quota": of_quota}, work, alive, "alone", pipes, elsewhere, foreign
     )
+
+
+def _quota_use(card: Card, j: int) -> Series:
+    """Return what counts against a hard quota, (T,): use; under a vGPU layer that throttles by it, the time share."""
+    busy, quota = card.of_slices("busy_ratio")[:, j], card.quota[:, j]
+    known = np.isfinite(busy) & (quota > 0)
+    if card.holdings[j].kind != "vgpu" or not known.any():
+        return np.asarray(card.used[:, j])
+    # A time share far beyond the quota shows that this layer goes by something else.
+    by_time = float(np.quantile(busy[known], 0.95)) <= _THROTTLES_BY_TIME * float(np.median(quota[known]))
+    return busy if by_time else np.asarray(card.used[:, j])
 
 
 def _card_series(card: Card, peaks: _Peaks, pipes: list[Series]) -> dict[str, Series]:

@@ -66,6 +66,7 @@ def measure_use(card: Card, j: int) -> dict[str, float]:
     quota = card.quota[alive, j]
     return {
         "compute": _quantile(known),
+        "typical": float(np.median(known)) if len(known) else math.nan,
         "bandwidth": _quantile(own[~np.isnan(own)]),
         "memory": float(np.nanmax(memory)) / total if np.isfinite(memory).any() else math.nan,
         "active": float((known >= _WORKS * np.nanmax(quota)).mean()) if len(known) else math.nan,
@@ -123,8 +124,27 @@ def fitting_cuts(use: Mapping[str, float], model: str, *, online: bool, private:
     return (turns, mps, *mig, whole) if use["active"] < _BURSTY else (mps, *mig, turns, whole)
 
 
+def _full(use: Mapping[str, float]) -> bool:
+    return _or_nothing(use["memory"]) * _MEMORY_MARGIN >= _WHOLE_MEMORY
+
+
 def _or_nothing(value: float) -> float:
     return 0.0 if math.isnan(value) else value
+
+
+def _better(row: Mapping[str, Any], use: Mapping[str, float], cuts: tuple[Cut, ...], held: float) -> Cut | None:
+    """Return the cut that a holding should have instead; None where it has what fits."""
+    best = cuts[0]
+    if row["kind"] == "mig":
+        # Another cut of the board; what does not fit into its instance could not have shown in its counters.
+        mine = next((cut for cut in cuts if cut.kind == "mig"), None)
+        smaller = mine is not None and mine.profile != row["profile"] and held - mine.share >= _FREED / 2
+        return mine if smaller else None
+    if row["kind"] == "whole":
+        return best if best.kind != "whole" and use["active"] > 0 and held - best.share >= _FREED else None
+    # Peaks of a use that was divided out of the card's are no evidence.
+    needs_it = use["measured"] or use["typical"] * _COMPUTE_MARGIN >= _WHOLE_COMPUTE or _full(use)
+    return best if best.kind == "whole" and needs_it and held < _WHOLE_COMPUTE else None
 
 
 def judge_granularity(row: Mapping[str, Any], context: Context) -> Finding | str | None:
@@ -138,18 +158,9 @@ def judge_granularity(row: Mapping[str, Any], context: Context) -> Finding | str
     promise = context.declarations.get((row["tenant"], row["workload"]))
     offline = promise is not None and promise.declared and promise.declaration.service_class == "offline"
     cuts = fitting_cuts(use, row["model"], online=not offline)
-    best = cuts[0]
     held = 1.0 if row["kind"] == "whole" else use["quota"]
-    if row["kind"] == "mig":
-        # Another cut of the board; what does not fit into its instance could not have shown in its counters.
-        mine = next((cut for cut in cuts if cut.kind == "mig"), None)
-        if mine is None or mine.profile == row["profile"] or held - mine.share < _FREED / 2:
-            return None
-        best = mine
-    elif row["kind"] == "whole":
-        if best.kind == "whole" or use["active"] == 0 or held - best.share < _FREED:
-            return None
-    elif best.kind != "whole" or held >= _WHOLE_COMPUTE or math.isnan(held):
+    best = _better(row, use, cuts, held)
+    if best is None:
         return None
     freed = held - best.share
     coverage = use["samples"] / max(use["lived"], 1.0)

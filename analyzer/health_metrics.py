@@ -30,6 +30,9 @@ _LOADED = 0.2  # activity of the card from which its values are compared and mus
 _STILL_INTERVALS, _STILL_SECONDS = 10, 120.0
 _MOVING = ("power_watts", "temperature_celsius", "sm_clock_hertz")
 _FEW_REJECTS = 5
+_CAPPED = (
+    "above_1_capped"  # several processes of a slice at once: their time shares sum to more than 1, and that is told
+)
 _TOO_MANY_REJECTS = 0.005  # of the expected samples
 _OVER_POWER, _OVER_MEMORY, _OVER_ACTIVITY, _METER_GAP = 1.3, 1.02, 1.1, 0.25
 _FEWEST_SAMPLES, _FEWEST_EQUALS, _SURE_EQUALS = 30, 5, 8
@@ -206,7 +209,7 @@ def _rejected(partition: Partition) -> dict[str, dict[tuple[str, str], int]]:
     rejects = partition.rejects
     if rejects.empty:
         return {}
-    mine = rejects[rejects["gpu"] != ""]
+    mine = rejects[(rejects["gpu"] != "") & (rejects["reason"] != _CAPPED)]
     counts: Counter[tuple[str, str, str]] = Counter()
     columns = zip(mine["gpu"], mine["field"], mine["reason"], mine["count"], strict=True)
     for gpu, name, reason, count in columns:

@@ -27,6 +27,7 @@ CODE = "TT606"
 _MEMORY_SLACK, _MEMORY_INTERVALS = 1.02, 3
 _COMPUTE_SLACK = 0.05  # points of the card: a limiter's dead band
 _COMPUTE_SECONDS, _COMPUTE_WINDOWS = 600.0, 3
+_MOSTLY = 0.5  # part of the windows at work in which an estimated use must be beyond the cap
 _LEFT = 0.1  # part of its memory below which a process is gone
 _LEAST_BYTES = 64 * 2**20
 _PLACE = ["cluster", "node", "gpu", "slice"]
@@ -170,7 +171,7 @@ def _beyond(card: Card, j: int, backend: str) -> list[dict[str, Any]]:
         "backend": backend,
     }
     memory, granted = card.of_slices("memory_used_bytes")[:, j], card.of_slices("memory_quota_bytes")[:, j]
-    use, quota = _capped_use(card, j)
+    use, quota, measured = _capped_use(card, j)
     if np.isnan(memory).all() and np.isnan(use).all() and holding.kind != "whole":
         return [{**common, "withheld": "neither its memory nor its own use is known"}]
     rows = []
@@ -183,7 +184,9 @@ def _beyond(card: Card, j: int, backend: str) -> list[dict[str, Any]]:
     step = max(round(_COMPUTE_SECONDS / card.interval_seconds), 1)
     long_use, long_quota = _means(use, step), _means(quota, step)
     beyond = long_use > long_quota + _COMPUTE_SLACK
-    if beyond.sum() >= _COMPUTE_WINDOWS:
+    # Use that is divided out of the card's proves nothing in single windows.
+    least = _COMPUTE_WINDOWS if measured else max(_COMPUTE_WINDOWS, _MOSTLY * int((long_use > 0).sum()))
+    if beyond.sum() >= least:
         worst = int(np.nanargmax(np.where(beyond, long_use - long_quota, np.nan)))
         value, limit = float(long_use[beyond].mean()), float(long_quota[beyond].mean())
         rows.append(_breach(common, "compute", card, worst * step, value, limit, int(beyond.sum()) * step))
@@ -202,16 +205,19 @@ def _breach(common: Mapping[str, Any], breach: str, card: Card, *worst: float) -
     }
 
 
-def _capped_use(card: Card, j: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return use and quota of a slice whose compute is capped, both of the card; NaN where nothing caps it."""
+def _capped_use(card: Card, j: int) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Return use and quota of a slice whose compute is capped, both of the card, and whether use is its own counter's.
+
+    NaN where nothing caps it. Of a vGPU slice it is the smaller of its time share and its share of the card's activity.
+    """
     nothing = np.full(card.intervals, np.nan)
     holding, quota = card.holdings[j], card.quota[:, j]
     if card.quota_estimated[j] or holding.kind not in {"mig", "mps", "vgpu"}:
-        return nothing, nothing
-    if holding.kind == "vgpu":
-        return card.of_slices("busy_ratio")[:, j], quota
+        return nothing, nothing, False
     own = card.of_slices("sm_active_ratio")[:, j]
-    return own, quota
+    if np.isfinite(own).any() or holding.kind != "vgpu":
+        return own, quota, True
+    return np.minimum(card.of_slices("busy_ratio")[:, j], card.used[:, j]), quota, False
 
 
 def _means(values: np.ndarray, step: int) -> np.ndarray:

@@ -283,6 +283,15 @@ def test_a_hard_quota(make_node: MakeNode, kind: str, told: bool) -> None:
     assert foreign == (set() if told else {"a", "b"})
 
 
+def test_a_layer_that_does_not_throttle_by_time_is_judged_by_use(make_node: MakeNode) -> None:
+    node = make_node(hours=4)
+    node.card(sm_active_ratio=0.5, busy_ratio=1.0)
+    node.slice("a", kind="vgpu", sm_quota_ratio=0.3, busy_ratio=0.9)
+    node.slice("b", kind="vgpu", sm_quota_ratio=0.7, busy_ratio=0.9)
+    found = [f for f in judge(node).findings if f.code == "TT410"]
+    assert found == []  # half of the card's 50 % each: 83 % of its quota
+
+
 def test_nobody_holds_it(make_node: MakeNode) -> None:
     node = make_node(hours=4)
     node.card()

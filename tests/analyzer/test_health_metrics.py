@@ -148,6 +148,7 @@ def test_rejected_samples_are_told_where_they_are_many(make_node: MakeNode) -> N
         [
             {**common, "gpu": "GPU-1", "field": "busy_ratio", "reason": "out_of_range", "count": 9.0},
             {**common, "gpu": "GPU-1", "field": "power_watts", "reason": "blank", "count": 1.0},
+            {**common, "gpu": "GPU-1", "field": "busy_ratio", "reason": "above_1_capped", "count": 99.0},
         ]
     )
     detector = MetricsDetector()

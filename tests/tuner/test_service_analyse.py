@@ -70,7 +70,7 @@ def test_a_simulated_fleet_is_measured_whole_and_says_so(plain: Analysis, cluste
     assert plain.declarations["vision", "segment-train"].declaration.service_class == "offline"
     assert plain.declarations["language", "chat"].declaration.objective is not None
     document = plain.to_json()
-    own = {"free_now", "quota_moves", "slices"}
+    own = {"free_now", "quota_moves", "slices", "hollow_busy"}
     assert set(document) == {"schema_version", "simulated", "findings", "census", "ledger", "waiting", *own}
     assert document["simulated"] is True
     assert document["schema_version"] == SCHEMA_VERSION

@@ -9,11 +9,13 @@ from functools import partial
 from inspect import signature
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import pandas as pd
 
 from analyzer.census import SUBJECT_COLUMNS, Census, measure_subjects, take_census
 from analyzer.facts import requests, says_simulated
 from analyzer.findings import SCHEMA_VERSION, Finding
+from analyzer.hollow import HollowBusy, conclude_hollow, measure_hollow
 from analyzer.ledger import Ledger, conclude_ledger, measure_ledger
 from analyzer.protocols import Conclusion, Context, Detector, Partition, Withheld
 from analyzer.quota_moves import QuotaMove, quota_moves
@@ -33,10 +35,11 @@ _REMEMBERED = timedelta(days=7)  # as long as the collector keeps a lost card in
 
 @dataclass(frozen=True, slots=True)
 class NodeMeasures:
-    """What one node contributes: detector name -> measures, the ledger's rows, the subjects, the slices' accounts."""
+    """What one node contributes: detector -> measures, rows of ledger and hollow-busy map, subjects, accounts."""
 
     measures: Mapping[str, pd.DataFrame]
     ledger: pd.DataFrame
+    hollow: pd.DataFrame
     subjects: pd.DataFrame
     accounts: pd.DataFrame
 
@@ -56,6 +59,8 @@ class Analysis:
     to whom.
     """
 
+    """The answer: findings (worst first), what was withheld, census, ledger, who waited for cards, hollow busy time."""
+
     window: Window
     findings: tuple[Finding, ...]
     withheld: tuple[Withheld, ...]
@@ -65,6 +70,7 @@ class Analysis:
     accounts: pd.DataFrame
     free: tuple[FreeNow, ...]
     moves: tuple[QuotaMove, ...]
+    hollow: tuple[HollowBusy, ...]
     declarations: Mapping[tuple[str, str], ResolvedWorkload]
     facts: pd.DataFrame  # of the window
     simulated: bool
@@ -81,6 +87,7 @@ class Analysis:
             "free_now": [f.to_json() for f in self.free],
             "quota_moves": [m.to_json() for m in self.moves],
             "slices": accounts_document(self.accounts),
+            "hollow_busy": [h.to_json() for h in self.hollow],
         }
 
 
@@ -113,6 +120,7 @@ def partitions(
     A node that reported in the last days, or whose cards others count, keeps its capacity without any row.
     """
     facts, events, rejects = store.facts(window), store.events(window), store.rejects(window)
+    about_facts, about_events, about_rejects = (_by_node(frame) for frame in (facts, events, rejects))
     options = settings.model_dump()
     for cluster, node in _nodes(store, window, facts):
         where = {"cluster": cluster, "node": node}
@@ -124,9 +132,9 @@ def partitions(
             gpu=store.read("gpu", window, where=where),
             slice=store.read("slice", window, where=where),
             node_rows=store.read("node", window, where=where),
-            facts=_about(facts, cluster, node),
-            events=_about(events, cluster, node),
-            rejects=_about(rejects, cluster, node),
+            facts=about_facts(cluster, node),
+            events=about_events(cluster, node),
+            rejects=about_rejects(cluster, node),
             settings=options,
         )
 
@@ -144,9 +152,15 @@ def _nodes(store: StoreReader, window: Window, facts: pd.DataFrame) -> list[tupl
     return sorted(reporting | (known & (lately | set(zip(counted["cluster"], counted["node"], strict=True)))))
 
 
-def _about(frame: pd.DataFrame, cluster: str, node: str) -> pd.DataFrame:
-    """Rows about this node, and those about no node at all (workloads, pods, the cluster)."""
-    return frame[(frame["cluster"] == cluster) & frame["node"].isin([node, ""])].reset_index(drop=True)
+def _by_node(frame: pd.DataFrame) -> Callable[[str, str], pd.DataFrame]:
+    """Return what gives the rows about a node and those about no node at all (workloads, pods, the cluster)."""
+    places = frame.groupby(["cluster", "node"]).indices
+
+    def about(cluster: str, node: str) -> pd.DataFrame:
+        mine = [places[key] for key in ((cluster, node), (cluster, "")) if key in places]
+        return frame.iloc[np.sort(np.concatenate(mine)) if mine else []].reset_index(drop=True)
+
+    return about
 
 
 def measure_detectors(partition: Partition, detectors: Mapping[str, Detector]) -> dict[str, pd.DataFrame]:
@@ -159,6 +173,7 @@ def measure_node(partition: Partition, detectors: Mapping[str, Detector]) -> Nod
     return NodeMeasures(
         measures=measure_detectors(partition, detectors),
         ledger=measure_ledger(partition),
+        hollow=measure_hollow(partition),
         subjects=measure_subjects(partition),
         accounts=measure_account(partition),
     )
@@ -225,6 +240,7 @@ def run_analysis(
         accounts=accounts,
         free=free_now(accounts),
         moves=quota_moves(findings, context.queues, interval_seconds),
+        hollow=conclude_hollow([n.hollow for n in nodes], context.declarations),
         declarations=context.declarations,
         facts=context.facts,
         simulated=context.simulated,
