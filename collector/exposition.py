@@ -77,7 +77,7 @@ class ExpositionParser:
         self._shaped: list[Series] = []  # of the last text, where it has a shape
         self._shape: Shape | None = None
 
-    def parse(self, body: str | bytes) -> Exposition:
+    def parse(self, body: str | bytes | bytearray) -> Exposition:
         """Read a body. A body that is no exposition gives no samples and one reject with its reason."""
         if self._shape is not None:
             numbers = self._shape.read(body)

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import http.client
-import io
 import math
-import socket
 import ssl
+import threading
 import time
 import zlib
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from collector.errors import ConfigurationError, UnreachableError
 from collector.http import login_of, without_login
 from collector.masking import mask_address
 from collector.settings import Credentials, SourceSettings, TargetSettings
+from collector.wire import Answer, Connection, Limits
 
 _MAX_BYTES = 256 * 2**20
 _PIECE_BYTES = 2**20
@@ -42,28 +41,32 @@ class HttpFetch:
 
     def __init__(self, settings: SourceSettings) -> None:
         self._settings = settings
-        self._connections: dict[str, _Connection] = {}
+        self._connections: dict[str, Connection] = {}
         for credentials in (settings, *(target.auth for target in settings.targets if target.auth is not None)):
             _tls(*_files(credentials))
             login_of(credentials)()  # what is wrong with it is said at the start
 
     def __call__(self, target: TargetSettings) -> str:
         """Return the body as text."""
-        return self.ask(target)[0].decode("utf-8", errors="replace")
+        with Limits(target.timeout_seconds or self._settings.timeout_seconds, threading.Lock()) as limits:
+            return self.ask(target, limits)[0].decode("utf-8", errors="replace")
 
-    def ask(self, target: TargetSettings) -> tuple[bytes, float]:
+    def ask(self, target: TargetSettings, limits: Limits) -> tuple[bytes | bytearray, float]:
         """Return the body, and by how many seconds the exporter's clock is ahead of ours (NaN: not said).
 
         HTTP's Date has whole seconds, so a clock that is right may seem half a second off.
+
+        Args:
+            target: who is asked.
+            limits: of the question; where the body is a large one, its lock is held when this returns.
         """
-        place = mask_address(target.url)
-        deadline = time.monotonic() + (target.timeout_seconds or self._settings.timeout_seconds)
         try:
-            return self._body(target, place, deadline)
+            return self._body(target, limits)
         # The address itself may be no address (ValueError), which the library finds out at different depths.
         except (http.client.HTTPException, OSError, ValueError, zlib.error) as error:
             self.forget(target.url)
-            raise UnreachableError(f"{place}: expected an answer, got {_reason(error, deadline)}") from error
+            place = mask_address(target.url)
+            raise UnreachableError(f"{place}: expected an answer, got {_reason(error, limits)}") from error
         except UnreachableError:
             self.forget(target.url)
             raise
@@ -81,7 +84,7 @@ class HttpFetch:
         for url in list(self._connections):
             self.forget(url)
 
-    def _body(self, target: TargetSettings, place: str, deadline: float) -> tuple[bytes, float]:
+    def _body(self, target: TargetSettings, limits: Limits) -> tuple[bytes | bytearray, float]:
         """Get an answer, over a few redirects; another host does not get the credentials."""
         known: Credentials = target.auth or self._settings
         credentials: Credentials | None = known
@@ -89,9 +92,9 @@ class HttpFetch:
         headers = {"Accept": _ACCEPT, "Accept-Encoding": "gzip", "User-Agent": "trimtab"}
         if login := login or login_of(known)():
             headers["Authorization"] = login
-        answer = self._ask_again(target.url, url, headers, credentials, deadline)
+        answer = self._ask_again(target.url, url, headers, credentials, limits)
         for _ in range(_MAX_REDIRECTS):
-            location = answer.getheader("Location")
+            location = answer.header("location")
             if location is None or answer.status not in _REDIRECTS:
                 break
             answer.close()
@@ -101,122 +104,53 @@ class HttpFetch:
                 headers.pop("Authorization", None)
                 credentials = None
             url = following
-            answer = _ask(_connect(url, credentials), url, headers, deadline)
+            answer = _ask(_connect(url, credentials), url, headers, limits)
         if answer.status in _REDIRECTS:
+            place = mask_address(target.url)
             raise UnreachableError(f"{place}: expected an answer, got more than {_MAX_REDIRECTS} redirects")
         if answer.status != 200:
-            raise UnreachableError(f"{place}: expected HTTP 200, got {answer.status}")
-        skew = _skew_seconds(answer.getheader("Date"))
-        return _read(answer, place), skew
+            raise UnreachableError(f"{mask_address(target.url)}: expected HTTP 200, got {answer.status}")
+        skew = _skew_seconds(answer.header("date"))
+        body = _read(answer, target)
+        if answer.will_close:
+            self.forget(target.url)
+        return body, skew
 
     def _ask_again(
-        self, key: str, url: str, headers: Mapping[str, str], credentials: Credentials | None, deadline: float
-    ) -> http.client.HTTPResponse:
+        self,
+        key: str,
+        url: str,
+        headers: Mapping[str, str],
+        credentials: Credentials | None,
+        limits: Limits,
+    ) -> Answer:
         """Ask over the kept connection, once more over a new one where the other side has closed it meanwhile."""
         kept = self._connections.get(key)
         if kept is not None:
             try:
-                return kept.ask(url, headers, deadline)
+                return kept.ask(url, headers, limits)
             except (http.client.HTTPException, ConnectionError):
                 self.forget(key)
         connection = self._connections[key] = _connect(url, credentials)
-        return connection.ask(url, headers, deadline)
+        return connection.ask(url, headers, limits)
 
 
-def _ask(connection: _Connection, url: str, headers: Mapping[str, str], deadline: float) -> http.client.HTTPResponse:
+def _ask(connection: Connection, url: str, headers: Mapping[str, str], limits: Limits) -> Answer:
     """Ask once over a connection that closes with its answer."""
     try:
-        return connection.ask(url, {**headers, "Connection": "close"}, deadline)
+        return connection.ask(url, {**headers, "Connection": "close"}, limits)
     finally:
         connection.close()
 
 
-class _Connection:
-    """An HTTP connection whose every wait, for the handshake, the headers and each byte of a body, has one deadline."""
-
-    def __init__(self, connection: http.client.HTTPConnection) -> None:
-        self._http = connection
-        self._wire: _Wire | None = None
-
-    def ask(self, url: str, headers: Mapping[str, str], deadline: float) -> http.client.HTTPResponse:
-        """Send a GET and return the answer, its body still to be read."""
-        if self._wire is None:
-            self._http.timeout = _left(deadline)
-            self._http.connect()
-            self._wire = _Wire(self._http.sock)
-            self._http.sock = self._wire  # all of a socket that the library uses
-        self._wire.deadline = deadline
-        parts = urlsplit(url)
-        path = parts._replace(scheme="", netloc="", fragment="").geturl() or "/"
-        self._http.request("GET", path if path.startswith("/") else f"/{path}", headers=dict(headers))
-        return self._http.getresponse()
-
-    def close(self) -> None:
-        """Close it."""
-        self._http.close()
-
-
-class _Wire:
-    """A socket that waits until the deadline and no longer; it stays open as long as an answer is read from it."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.deadline = 0.0
-        self._sock = sock
-        self._readers = 0
-        self._closed = False
-
-    def makefile(self, *_: object, **__: object) -> io.BufferedReader:
-        """Return the reading side."""
-        self._readers += 1
-        return io.BufferedReader(_Reader(self))
-
-    def sendall(self, data: bytes) -> None:
-        """Send all of it."""
-        self._sock.settimeout(_left(self.deadline))
-        self._sock.sendall(data)
-
-    def receive(self, buffer: Any) -> int:
-        """Receive what is there, at least a byte; 0 at the end."""
-        self._sock.settimeout(_left(self.deadline))
-        return self._sock.recv_into(buffer)
-
-    def close(self) -> None:
-        """Close it once nobody reads from it."""
-        self._closed = True
-        if not self._readers:
-            self._sock.close()
-
-    def release(self) -> None:
-        """A reader is done."""
-        self._readers -= 1
-        if self._closed:
-            self.close()
-
-
-class _Reader(io.RawIOBase):
-    def __init__(self, wire: _Wire) -> None:
-        self._wire = wire
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        return self._wire.receive(buffer)
-
-    def close(self) -> None:
-        if not self.closed:
-            super().close()
-            self._wire.release()
-
-
-def _connect(url: str, credentials: Credentials | None) -> _Connection:
+def _connect(url: str, credentials: Credentials | None) -> Connection:
     parts = urlsplit(url)
     host, port = parts.hostname, parts.port
     if parts.scheme not in ("http", "https") or not host:
         raise ValueError("no HTTP address")
     if parts.scheme == "http":
-        return _Connection(http.client.HTTPConnection(host, port))
-    return _Connection(http.client.HTTPSConnection(host, port, context=_tls(*_files(credentials))))
+        return Connection(http.client.HTTPConnection(host, port))
+    return Connection(http.client.HTTPSConnection(host, port, context=_tls(*_files(credentials))))
 
 
 def _files(credentials: Credentials | None) -> tuple[Path | None, Path | None, Path | None]:
@@ -244,52 +178,53 @@ def _leaves(before: SplitResult, after: SplitResult) -> bool:
     return (before.scheme, before.hostname, before.port) != (after.scheme, after.hostname, after.port)
 
 
-def _read(answer: http.client.HTTPResponse, place: str) -> bytes:
+def _read(answer: Answer, target: TargetSettings) -> bytes | bytearray:
     """Read a body; neither a trickle nor a flood (also one that was packed) is waited for."""
-    too_big = UnreachableError(f"{place}: expected at most {_MAX_BYTES} bytes, got more")
+    body: bytes | bytearray
     with answer:
         if answer.length is not None:
             if answer.length > _MAX_BYTES:
-                raise too_big
-            body = answer.read()
+                raise _too_big(target)
+            body = answer.read_known(answer.length)
         else:
             pieces, size = [], 0
             while piece := answer.read(_PIECE_BYTES):
                 pieces.append(piece)
                 size += len(piece)
                 if size > _MAX_BYTES:
-                    raise too_big
+                    raise _too_big(target)
             body = b"".join(pieces)
-    if answer.getheader("Content-Encoding", "identity") != "gzip":
+    if answer.header("content-encoding") != "gzip":
         return body
     unpacker = zlib.decompressobj(wbits=31)
     text = unpacker.decompress(body, _MAX_BYTES + 1)
     if len(text) > _MAX_BYTES:
-        raise too_big
+        raise _too_big(target)
     if not unpacker.eof:
         raise zlib.error("cut off")
     return text
 
 
+def _too_big(target: TargetSettings) -> UnreachableError:
+    return UnreachableError(f"{mask_address(target.url)}: expected at most {_MAX_BYTES} bytes, got more")
+
+
 def _skew_seconds(date: str | None) -> float:
     if date is None:
         return math.nan
+    return _seconds_of(date) + 0.5 - time.time()
+
+
+@lru_cache(maxsize=256)  # many targets answer within the same second
+def _seconds_of(date: str) -> float:
     try:
-        said = parsedate_to_datetime(date)
+        return parsedate_to_datetime(date).timestamp()
     except ValueError:
         return math.nan
-    return said.timestamp() + 0.5 - time.time()
 
 
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError
-    return left
-
-
-def _reason(error: Exception, deadline: float) -> str:
-    if time.monotonic() >= deadline or isinstance(error, TimeoutError):
+def _reason(error: Exception, limits: Limits) -> str:
+    if time.monotonic() >= limits.deadline or isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, ssl.SSLError):
         return "a certificate that is not trusted, or none of ours that it trusts (ca_file, cert_file)"

@@ -24,6 +24,7 @@ from collector.plugins import SourceContext
 from collector.protocols import SourceDescription
 from collector.schedule import Turn, is_due, offset_share, plan_next
 from collector.settings import SourceSettings, TargetSettings
+from collector.wire import Limits
 from collector.workers import Workers
 
 _LOG = logging.getLogger(__name__)
@@ -227,21 +228,17 @@ class ScrapeSource(GatheringSource):
 
     def _ask(self, target: TargetSettings) -> Scrape:
         start = time.monotonic()
-        skew = math.nan
-        text: str | bytes
-        try:
-            if isinstance(self._fetch, HttpFetch):
-                text, skew = self._fetch.ask(target)
-            else:
-                text = self._fetch(target)
-        except UnreachableError as error:
-            return Scrape(target, None, str(error))
-        except Exception as error:  # noqa: BLE001  whatever one target does, the others are read
-            place = mask_address(target.url)
-            # Its text may repeat the address, and with it what is secret in it.
-            _LOG.warning("%s: unexpected %s", place, type(error).__name__)
-            return Scrape(target, None, f"{place}: expected an answer, got an unexpected {type(error).__name__}")
-        with self._parsing:
+        with Limits(target.timeout_seconds or self._settings.timeout_seconds, self._parsing) as limits:
+            try:
+                text, skew = self._text(target, limits)
+            except UnreachableError as error:
+                return Scrape(target, None, str(error))
+            except Exception as error:  # noqa: BLE001  whatever one target does, the others are read
+                place = mask_address(target.url)
+                # Its text may repeat the address, and with it what is secret in it.
+                _LOG.warning("%s: unexpected %s", place, type(error).__name__)
+                return Scrape(target, None, f"{place}: expected an answer, got an unexpected {type(error).__name__}")
+            limits.lock()
             parser = self._parsers.get(target.url)
             if parser is None:
                 parser = self._parsers[target.url] = ExpositionParser()
@@ -250,6 +247,12 @@ class ScrapeSource(GatheringSource):
             self.tally.samples += len(body.series)
             self.tally.durations.append(time.monotonic() - start)
         return Scrape(target, body, skew_seconds=skew, interval_seconds=self._interval_ms / 1000.0)
+
+    def _text(self, target: TargetSettings, limits: Limits) -> tuple[str | bytes | bytearray, float]:
+        """Return what a target says, and how far its clock is ahead."""
+        if isinstance(self._fetch, HttpFetch):
+            return self._fetch.ask(target, limits)
+        return self._fetch(target), math.nan
 
 
 def _check(settings: SourceSettings, *, over_http: bool, found_otherwise: bool) -> None:

@@ -34,7 +34,7 @@ class Shape(Protocol):
 
     metadata: bool
 
-    def read(self, body: str | bytes) -> Floats | None:
+    def read(self, body: str | bytes | bytearray) -> Floats | None:
         """Return the values of a body that differs in them alone; None for any other."""
         ...
 
@@ -81,7 +81,7 @@ class LineShape:
     fixed: int
     metadata: bool
 
-    def read(self, body: str | bytes) -> Floats | None:
+    def read(self, body: str | bytes | bytearray) -> Floats | None:
         """Return the values of a body that differs in them alone; None for any other."""
         text = body if isinstance(body, str) else body.decode("utf-8", errors="replace")
         lines = text.split("\n")
@@ -119,7 +119,7 @@ class BytesShape:
     rest: pa.BooleanArray
     metadata: bool
 
-    def read(self, body: str | bytes) -> Floats | None:
+    def read(self, body: str | bytes | bytearray) -> Floats | None:
         """Return the values of a body that differs in them alone; None for any other."""
         raw = body.encode("utf-8", errors="replace") if isinstance(body, str) else body
         cuts = _cut(raw, self.line_count, self.lines, self.starts)
@@ -146,7 +146,7 @@ class BytesShape:
         return _LZ4.decompress(self.skeleton, int(self.between.sum())) if self.packed else self.skeleton
 
 
-def _bytes_shape(raw: bytes, lines: Ints, starts: Ints, *, metadata: bool) -> BytesShape:
+def _bytes_shape(raw: bytes | bytearray, lines: Ints, starts: Ints, *, metadata: bool) -> BytesShape:
     line_count = raw.count(b"\n")
     cuts = _cut(raw, line_count, lines, starts)
     if cuts is None:
@@ -160,7 +160,9 @@ def _bytes_shape(raw: bytes, lines: Ints, starts: Ints, *, metadata: bool) -> By
     return BytesShape(line_count, lines, starts, cuts[1], kept, packed, values, rest, metadata)
 
 
-def _cut(raw: bytes, line_count: int, lines: Ints, starts: Ints) -> tuple[pa.StringArray, NDArray[np.int32]] | None:
+def _cut(
+    raw: bytes | bytearray, line_count: int, lines: Ints, starts: Ints
+) -> tuple[pa.StringArray, NDArray[np.int32]] | None:
     """Cut a body where values begin and end: (between, value, between, ..., value, between), and lengths of the former.
 
     None where its lines are not so many, or too short.

@@ -15,6 +15,7 @@ import typer
 from collector.clock import Clock
 from collector.errors import ConfigurationError, TrimtabError, UnreachableError
 from collector.masking import mask_address
+from collector.memory import one_heap_for_all_threads
 from collector.plugins import load_plugin
 from collector.protocols import Source
 from collector.settings import SourceSettings, TargetSettings
@@ -90,6 +91,7 @@ def collect(
     from collector.collect import Collector  # noqa: PLC0415  HTTP and Prometheus clients load slowly
     from collector.self_metrics import CollectorMetrics  # noqa: PLC0415  likewise
 
+    one_heap_for_all_threads()
     context = context_of(ctx)
     if once and backfill is not None:
         raise ConfigurationError("expected --once or --backfill, got both; keep one")
