@@ -181,7 +181,7 @@ def _subject(row: dict[str, Any]) -> tuple[SubjectRef, ...]:
 
 
 def _who(row: dict[str, Any]) -> str:
-    return f"{row['tenant']}/{row['workload']} on {row['gpu']} of {row['node']}"
+    return f"{row['tenant']}/{row['workload']} on {row['gpu']} on {row['node']}"
 
 
 def _gib(size: float) -> str:

@@ -29,6 +29,9 @@ class AnalyzeSettings(Section):
     idle_minutes: float = Field(60.0, gt=0, description="idle for so long while held: TT301, in minutes")
     abandoned_hours: float = Field(24.0, gt=0, description="idle for so long while held: abandoned (TT302), in hours")
     over_provisioned_share: float = Field(0.5, gt=0, lt=1, description="peak use of a quota below which TT311 speaks")
+    move_minutes: float = Field(
+        5.0, ge=0, description="how long a workload that is moved is away: drained, moved, started again"
+    )
 
 
 class ForecastSettings(Section):

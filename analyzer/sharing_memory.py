@@ -221,15 +221,15 @@ def _judge_granted(row: dict[str, Any], context: Context) -> Finding | None:
     else:
         verdict = Verdict.SUSPECTED if v["peaks"] >= _NEAR * total else Verdict.NO_EFFECT
     holders = json.loads(v["holders"])
-    what = "a holder has no quota of memory" if unlimited else f"{_gib(granted)} are granted"
+    what = "and some have no limit" if unlimited else f"who are granted {_gib(granted)}"
     return make_finding(
         "TT231",
         verdict,
         (SubjectRef(Role.SUBJECT, row["cluster"], row["node"], row["gpu"]),),
         context.window,
         claim=(
-            f"{row['gpu']} on {row['node']} has {_gib(total)}, {what} to {len(holders)} holders: their own peaks sum "
-            f"to {_gib(v['peaks'])}, the most at one time was {_gib(v['together'])}"
+            f"{row['gpu']} on {row['node']}: {_gib(total)} for {len(holders)} holders, {what}; their own peaks sum to "
+            f"{_gib(v['peaks'])}, the most at one time was {_gib(v['together'])}"
         ),
         risk="peaks need not meet; where the layer swaps to host memory, running over costs speed and not the work",
         confidence=0.9 * min(row["coverage"], 1.0),

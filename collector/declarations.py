@@ -34,6 +34,9 @@ class WorkloadDeclaration(Section):
     weight: float = Field(1.0, gt=0, description="share of what is left over, against other offline workloads")
     floor: float = Field(0.0, ge=0, le=1, description="compute share of the card below which it is never lowered")
     protected: bool = Field(False, description="never changed by the tuner")
+    checkpoint_seconds: float | None = Field(
+        None, gt=0, description="how often it saves its work, in seconds: a move loses half of that on average"
+    )
 
     @model_validator(mode="after")
     def _offline_has_no_objective(self) -> Self:
@@ -59,7 +62,7 @@ class ResolvedWorkload(BaseModel):
 
 
 _UNDECLARED = WorkloadDeclaration(protected=True)
-_ANNOTATION_FIELDS = ("service_class", "weight", "floor", "protected")
+_ANNOTATION_FIELDS = ("service_class", "weight", "floor", "protected", "checkpoint_seconds")
 _ANNOTATION_OBJECTIVE = {
     "objective_quantity": "quantity",
     "objective_share": "share",

@@ -7,6 +7,7 @@ was resized, which counts as a move too. Of plans with equally many moves the ch
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -106,7 +107,7 @@ class _Program:
             return [Spot(node, -1, -1) for node in sorted(allowed)]
         found = []
         for place, card in enumerate(fleet.cards):
-            if card.node not in allowed or bool(card.board) != bool(shape.profile):
+            if card.closed or card.node not in allowed or bool(card.board) != bool(shape.profile):
                 continue
             if not shape.profile:
                 found.append(Spot(card.node, place, -1))
@@ -179,10 +180,18 @@ class _Program:
 
     def _capacity(self) -> None:
         fleet = self.fleet
+        if fleet.apart:
+            for one, other in itertools.combinations(range(len(fleet.pods)), 2):
+                if not fleet.may_meet(one, other):
+                    for spot in self.pod_spots[one].keys() & self.pod_spots[other].keys():
+                        if spot.card >= 0 and not fleet.cards[spot.card].board and not self._meet_now(one, other):
+                            pair = {self.pod_spots[one][spot]: 1.0, self.pod_spots[other][spot]: 1.0}
+                            self._row(pair, -np.inf, 1.0)
         for place, entries in sorted(self.card_share.items()):
-            self._row(entries, -np.inf, WHOLE)
+            own = [number for number, pod in enumerate(fleet.pods) if place in pod.cards]
+            self._within(entries, WHOLE, place, own)
             if fleet.cards[place].memory < UNLIMITED:
-                self._row(self.card_memory[place], -np.inf, fleet.cards[place].memory)
+                self._within(self.card_memory[place], fleet.cards[place].memory, place, own)
         for _, entries in sorted(self.slices.items()):
             self._row(entries, -np.inf, 1.0)
         for place, entries in sorted(self.compute.items()):
@@ -192,8 +201,21 @@ class _Program:
         for node, entries in sorted(self.cpu.items()):
             free = fleet.nodes[node].cpu_free
             if free < UNLIMITED:
-                own = sum(pod.shape.cpu for pod in fleet.pods if pod.node == node)
-                self._row(entries, -np.inf, free + own)
+                taken = sum(pod.shape.cpu for pod in fleet.pods if pod.node == node)
+                self._row(entries, -np.inf, free + taken)
+
+    def _within(self, entries: dict[int, float], most: int, place: int, own: Sequence[int]) -> None:
+        """Keep a card within its capacity. What is over it already may stay so, and then nobody comes."""
+        stays = {self.pod_spots[n][spot] for n in own for spot in self.pod_spots[n] if spot.card == place}
+        now = sum(entries[column] for column in stays)
+        self._row(entries, -np.inf, max(most, now))
+        if now > most:
+            for column in entries.keys() - stays - set(self.resized.values()):
+                self._row({**entries, column: entries[column] + now - most}, -np.inf, now)
+
+    def _meet_now(self, one: int, other: int) -> bool:
+        """Say whether two pods share a card already: that they do is no fault of a plan."""
+        return bool(set(self.fleet.pods[one].cards) & set(self.fleet.pods[other].cards))
 
     def solve(self, *, most_moves: int | None) -> Exact | None:
         """Place as much as possible with so many moves; None: place all with as few moves as possible."""

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from analyzer.defragment.model import UNLIMITED, WHOLE, Cost, Fleet, Kind, Move, State, cost_of
-
-Holder = tuple[str, str]  # tenant, workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +31,14 @@ class FreedCards:
         return (self.used_after - self.at_least) / self.used_after if self.used_after else 0.0
 
 
-def free_cards(fleet: Fleet, apart: Iterable[frozenset[Holder]] = (), *, moves: int | None = None) -> FreedCards:
+def free_cards(fleet: Fleet, *, moves: int | None = None) -> FreedCards:
     """Return a plan that empties as many cards as it finds.
 
     Args:
         fleet: where things lie now.
-        apart: pairs of holders that must not share a card; a pair of one holder: two of his pods.
         moves: the most pods that may move; None: as many as it takes.
     """
-    planner = _Emptying(fleet, set(apart))
+    planner = _Emptying(fleet)
     planner.run(math.inf if moves is None else moves)
     used_before = sum(bool(pods) for pods in planner.before.values())
     freed = tuple(sorted(card for card, pods in planner.before.items() if pods and not planner.on_card[card]))
@@ -58,9 +54,8 @@ def free_cards(fleet: Fleet, apart: Iterable[frozenset[Holder]] = (), *, moves: 
 
 
 class _Emptying:
-    def __init__(self, fleet: Fleet, apart: set[frozenset[Holder]]) -> None:
+    def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        self.apart = apart
         self.state = State(fleet)
         self.on_card: dict[int, list[int]] = {place: [] for place in range(len(fleet.cards))}
         for number, pod in enumerate(fleet.pods):
@@ -108,23 +103,20 @@ class _Emptying:
         best: tuple[int, int] | None = None
         for card, pods in self.on_card.items():
             node = fleet.cards[card].node
-            if card == source or not pods or fleet.cards[card].board or not shape.allows(fleet.nodes[node].type):
+            if card == source or not pods or fleet.cards[card].board or fleet.cards[card].closed:
+                continue
+            if not shape.allows(fleet.nodes[node].type):
                 continue
             if state.share[card] < shape.share or state.memory[card] < shape.memory:
                 continue
             if node != fleet.cards[source].node and state.cpu[node] < shape.cpu:
                 continue
-            if any(self._apart(number, other) for other in pods):
+            if not all(fleet.may_meet(number, other) for other in pods):
                 continue
             left = (state.share[card] - shape.share, card)
             if best is None or left < best:
                 best = left
         return None if best is None else best[1]
-
-    def _apart(self, one: int, other: int) -> bool:
-        pods = self.fleet.pods
-        pair = frozenset(((pods[one].tenant, pods[one].workload), (pods[other].tenant, pods[other].workload)))
-        return pair in self.apart
 
     def _shift(self, number: int, source: int, target: int) -> None:
         shape, cards = self.fleet.pods[number].shape, self.fleet.cards

@@ -11,18 +11,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+Holder = tuple[str, str]  # tenant, workload
 WHOLE = 1000  # thousandths of a card
 UNLIMITED = 1 << 40  # CPU or memory that nobody told: taken as enough
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A card: its node (by place in the fleet), its name, memory, and its MIG board's name (empty: not cut)."""
+    """A card: its node (by place in the fleet), its name, memory, and its MIG board's name (empty: not cut).
+
+    `closed`: nothing may come to it, such as while it is unhealthy.
+    """
 
     node: int
     name: str
     memory: int = UNLIMITED
     board: str = ""
+    closed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,11 @@ class Pod:
     tenant: str = ""
     workload: str = ""
 
+    @property
+    def holder(self) -> Holder:
+        """Who it belongs to."""
+        return self.tenant, self.workload
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -112,11 +122,20 @@ class Request:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Nodes, their cards, and the pods on them."""
+    """Nodes, their cards, and the pods on them; `apart`: pairs of holders that must not share a card.
+
+    A pair of one holder keeps two of his pods apart.
+    """
 
     nodes: tuple[Node, ...]
     cards: tuple[Card, ...]
     pods: tuple[Pod, ...]
+    apart: frozenset[frozenset[Holder]] = frozenset()
+
+    def may_meet(self, one: int, other: int) -> bool:
+        """Say whether two pods may share a card that is not cut."""
+        first, second = self.pods[one], self.pods[other]
+        return frozenset((first.holder, second.holder)) not in self.apart
 
     def by_node(self) -> tuple[tuple[int, ...], ...]:
         """Return for each node the places of its cards."""
@@ -197,10 +216,28 @@ class State:
         self.share = [WHOLE] * len(fleet.cards)
         self.memory = [card.memory for card in fleet.cards]
         self.cpu = [node.cpu_free for node in fleet.nodes]
-        for pod in fleet.pods:
+        self.on_card: list[list[int]] = [[] for _ in fleet.cards]  # pods; kept up to date where some are kept apart
+        for number, pod in enumerate(fleet.pods):
             for card in pod.cards:
                 self.share[card] -= pod.shape.share
                 self.memory[card] -= pod.shape.memory
+                self.on_card[card].append(number)
+
+    def move(self, number: int, node: int, cards: Sequence[int]) -> None:
+        """Take a pod away and put it down elsewhere."""
+        pod = self.fleet.pods[number]
+        self.add(pod.shape, pod.node, pod.cards, -1)
+        self.add(pod.shape, node, cards)
+        if self.fleet.apart:
+            for card in pod.cards:
+                self.on_card[card].remove(number)
+            for card in cards:
+                self.on_card[card].append(number)
+
+    def welcome(self, number: int, card: int) -> bool:
+        """Say whether nobody on a card must be kept apart from a pod."""
+        apart = self.fleet.apart
+        return not apart or all(self.fleet.may_meet(number, other) for other in self.on_card[card] if other != number)
 
     def add(self, shape: Shape, node: int, cards: Sequence[int], sign: int = 1) -> None:
         """Put a shape down on cards of a node (`sign` -1: take it away)."""
@@ -222,6 +259,7 @@ class State:
             if self.share[card] >= shape.share
             and self.memory[card] >= shape.memory
             and not self.fleet.cards[card].board
+            and not self.fleet.cards[card].closed
         ]
         if len(free) < shape.cards:
             return None

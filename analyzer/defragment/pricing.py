@@ -85,7 +85,7 @@ class Pricing:
         for request in demand:
             self.wanted[kinds[piece_of(request.shape)]] += request.count * max(request.shape.cards, 1)
         self.worth: Floats = np.array([shape.share / WHOLE for shape in self.shapes])
-        usable = [place for place, card in enumerate(fleet.cards) if not card.board]
+        usable = [place for place, card in enumerate(fleet.cards) if not card.board and not card.closed]
         free = [max(state.share[place], 0) for place in usable]
         step = int(np.gcd.reduce(np.array([WHOLE, *(s.share for s in self.shapes), *free])))
         self._share_unit = max(step, WHOLE // 200)

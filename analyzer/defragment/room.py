@@ -91,7 +91,9 @@ def _in_the_way(crowd: _Crowd, node: int, shape: Shape) -> int:
     counts = sorted(
         count
         for card in state.by_node[node]
-        if bool(fleet.cards[card].board) == bool(shape.profile) and (count := _on_card(crowd, card, shape)) >= 0
+        if not fleet.cards[card].closed
+        and bool(fleet.cards[card].board) == bool(shape.profile)
+        and (count := _on_card(crowd, card, shape)) >= 0
     )
     if len(counts) < shape.cards:
         return -1
@@ -179,6 +181,7 @@ def _on_node(crowd: _Crowd, node: int, shape: Shape) -> Exact | None:
             )
             for p in pods
         ),
+        apart=fleet.apart,
     )
     found = fewest_moves(small, [Request(replace(shape, types=frozenset({"here"})))])
     if found is None:

@@ -118,7 +118,7 @@ class _Builder:
         slots = self.slots[kind_of[piece_of(pod.shape)]] if piece_of(pod.shape) in kind_of else []
         for place, card in enumerate(slots):
             node = self.fleet.cards[card].node
-            if card not in pod.cards and self._fits(pod.shape, node, card):
+            if card not in pod.cards and self._fits(pod.shape, node, card) and self.state.welcome(number, card):
                 del slots[place]
                 self.kept[node] -= pod.shape.cpu
                 self.move(number, node, (card,))
@@ -139,6 +139,8 @@ class _Builder:
             cards = self.state.fitting(pod.shape, node)
             if cards is None or (reserved.intersection(cards) and pod.cards):
                 continue
+            if not all(self.state.welcome(number, card) for card in cards):
+                continue
             # CPU alone goes where no card is free: there it is of no other use.
             idle = sum(self.state.share[card] for card in self.state.by_node[node])
             over = idle if not pod.cards else sum(self.state.share[card] for card in cards)
@@ -155,9 +157,7 @@ class _Builder:
 
     def move(self, number: int, node: int, cards: tuple[int, ...]) -> None:
         """Take a pod away and put it down elsewhere."""
-        pod = self.fleet.pods[number]
-        self.state.add(pod.shape, pod.node, pod.cards, -1)
-        self.state.add(pod.shape, node, cards)
+        self.state.move(number, node, cards)
         self.moves.append(Move(Kind.MIGRATE, number, node, cards))
 
     def place_kept(self) -> None:

@@ -28,10 +28,12 @@ from dashboard.cli.context import (
     opened_rows,
     opened_state,
 )
+from dashboard.cli.moves import BINDING, plan_options, show_plan
 from dashboard.cli.output import note, print_json, print_table, say, say_origin
 from dashboard.views.names import CardNames, card_names, named
 from dashboard.views.text import gib, number, percent, plural, seconds, stamp
 from tuner.service.analyse import Analysis, load_detectors, run_analysis
+from tuner.service.defragment import Objective
 
 NO_FINDING = "nothing was found"
 STYLES = {Verdict.HOLDS: "bold red", Verdict.SUSPECTED: "yellow", Verdict.CANNOT_TELL: "dim", Verdict.NO_EFFECT: "dim"}
@@ -95,6 +97,24 @@ def analyze(
             help="With fragmentation: a PyTorch memory snapshot; what it holds, and what setting would help.",
         ),
     ] = None,
+    plan: Annotated[
+        Objective | None,
+        typer.Option(
+            "--plan",
+            metavar="room|demand|free-cards",
+            help="With fragmentation: moves that make room for a request, for most of the demand, or free cards.",
+        ),
+    ] = None,
+    request: Annotated[
+        str | None,
+        typer.Option(
+            "--for", metavar="REQUEST", help="With --plan room: 0.5, 2, 1g.10gb; also 0.5,memory=20,type=A100."
+        ),
+    ] = None,
+    moves: Annotated[
+        int | None,
+        typer.Option("--moves", metavar="N", min=0, help="With --plan: at most so many; else 3 % of the pods."),
+    ] = None,
     every: Annotated[bool, flag("--all", help="Also list what cannot be told, and pairs without effect.")] = False,
     json: Json = False,
 ) -> None:
@@ -112,11 +132,13 @@ def analyze(
         else:
             print_devices(snapshot, devices)
         return
+    options = plan_options(plan, request, moves, fragmentation=family is Family.FRAGMENTATION)
     context = context_of(ctx)
     settings = context.settings.analyze
     changed = {"select": select, "ignore": ignore}
     settings = settings.model_copy(update={key: tuple(value) for key, value in changed.items() if value})
-    detectors = load_detectors(settings, _DETECTORS.get(family, (family.value,)) if family else ())
+    families = _DETECTORS.get(family, (family.value,)) if family else ()
+    detectors = load_detectors(settings, families if options is None else BINDING)
     if not detectors:
         raise ConfigurationError("no detector is left: the selected codes are given by none; see `trimtab explain`")
     with opened_rows(context, rows) as store:
@@ -132,6 +154,9 @@ def analyze(
             detectors=detectors,
             declarations=context.settings.workload,
         )
+        if options is not None:
+            show_plan(store, analysis, options, settings, interval_seconds=interval, json=json)
+            return
     hidden = {} if rows else hidden_ids(context, analysis)
     if json:
         print_json({**analysis.to_json(), "suppressed": hidden})

@@ -130,6 +130,27 @@ def test_cpu_stands_in_the_way_too() -> None:
     assert make_room(tight, Shape(1, WHOLE, 0, 8000)) is None
 
 
+def test_those_who_hurt_each_other_do_not_meet() -> None:
+    fleet = fleet_of([300], [600])
+    named = replace(fleet, pods=tuple(replace(pod, tenant="t", workload=pod.name) for pod in fleet.pods))
+    enemies = replace(named, apart=frozenset({frozenset({("t", "p0"), ("t", "p1")})}))
+    assert make_room(named, Shape()) is not None
+    assert make_room(enemies, Shape()) is None
+    together = replace(enemies, pods=(named.pods[0], replace(named.pods[1], cards=(0,))))
+    assert make_room(together, Shape(1, 500)) is not None  # that they share a card already is no plan's fault
+
+
+def test_nothing_comes_to_a_card_that_is_closed_or_over_full() -> None:
+    fleet = fleet_of([300], [])
+    closed = replace(fleet, cards=(fleet.cards[0], replace(fleet.cards[1], closed=True)))
+    assert make_room(closed, Shape()) is None
+    assert place_demand(closed, [Request(Shape(), 2)], 1).placed == 0.0
+    over = fleet_of([800, 500], [700])
+    plan = place_demand(over, [Request(Shape(1, 300))], 0)
+    assert plan.placements == (Placed(0, 0, (1,)),)
+    assert free_cards(closed).moves == ()
+
+
 def test_memory_and_types_bind() -> None:
     cards = (Card(0, "a", 80), Card(1, "b", 40))
     pods = (Pod("p", 0, (0,), Shape(1, 300, 50)),)
@@ -258,7 +279,7 @@ def test_the_fewest_cards() -> None:
     assert freed.gap == 0.0
     names = [replace(pod, tenant="t", workload=pod.name) for pod in fleet.pods]
     apart = [frozenset({("t", "p0"), ("t", other)}) for other in ("p1", "p2", "p3")]
-    kept = free_cards(replace(fleet, pods=tuple(names)), apart)
+    kept = free_cards(replace(fleet, pods=tuple(names), apart=frozenset(apart)))
     assert kept.freed == ()  # 0.6 fits beside nobody else
     assert free_cards(fleet, moves=0).moves == ()
     assert free_cards(fleet_of([300], [600], fixed=(0, 1))).freed == ()

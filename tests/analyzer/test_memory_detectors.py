@@ -62,7 +62,7 @@ def test_memory_that_is_promised_twice_and_used(make_node: MakeNode) -> None:
     assert finding.effect is not None
     assert finding.effect.value == pytest.approx(110 / 80, rel=0.01)
     assert [h["reserved_bytes"] for h in finding.evidence["holders"]] == [60 * GIB, 60 * GIB]
-    assert "80.0 GiB, 120.0 GiB are granted to 2 holders" in finding.claim
+    assert "80.0 GiB for 2 holders, who are granted 120.0 GiB" in finding.claim
 
 
 @pytest.mark.parametrize(

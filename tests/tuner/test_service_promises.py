@@ -43,6 +43,7 @@ def test_configuration_wins_over_annotations_and_these_over_defaults_field_by_fi
         "weight": "config",
         "floor": "annotation",
         "protected": "default",
+        "checkpoint_seconds": "default",
         "objective": "default",
     }
 

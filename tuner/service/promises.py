@@ -13,8 +13,8 @@ from collector.schema import NOBODY, UNKNOWN
 
 _FOREVER_MS = 2**62
 _NOBODY = frozenset({"", NOBODY, UNKNOWN})
-PROMISE_FACTS = ("service_class", "weight", "floor", "protected", "objective")
-_PLAIN_FACTS = ("service_class", "weight", "floor", "protected")
+PROMISE_FACTS = ("service_class", "weight", "floor", "protected", "checkpoint_seconds", "objective")
+_PLAIN_FACTS = ("service_class", "weight", "floor", "protected", "checkpoint_seconds")
 
 
 def resolve_promises(
