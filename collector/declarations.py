@@ -34,8 +34,8 @@ class WorkloadDeclaration(Section):
     weight: float = Field(1.0, gt=0, description="share of what is left over, against other offline workloads")
     floor: float = Field(0.0, ge=0, le=1, description="compute share of the card below which it is never lowered")
     protected: bool = Field(False, description="never changed by the tuner")
-    checkpoint_seconds: float | None = Field(
-        None, gt=0, description="how often it saves its work, in seconds: a move loses half of that on average"
+    checkpoint_seconds: float = Field(
+        0.0, ge=0, description="how often it saves its work, in seconds (a move loses half of that); 0: nobody knows"
     )
 
     @model_validator(mode="after")

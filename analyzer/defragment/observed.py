@@ -324,8 +324,8 @@ class _Builder:
         if promise is None or promise.declaration.service_class == "offline":
             began = self.began.get(pieces[0][0]["pod"])
             age = math.nan if began is None else max((self.window.end - began).total_seconds(), 0.0)
-            every = None if promise is None else promise.declaration.checkpoint_seconds
-            lost = age if every is None else float(np.fmin(every / 2, age))
+            every = 0.0 if promise is None else promise.declaration.checkpoint_seconds
+            lost = float(np.fmin(every / 2, age)) if every > 0 else age
         return Cost(used / 2**30, 1, self.move_minutes, lost)
 
     def _demand(self, fleet: Fleet) -> tuple[tuple[Request, ...], bool]:
