@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,9 +83,10 @@ def measure_demand(nodes: Sequence[NodeIdle], pools: Sequence[str], wishes: Mapp
     )
 
 
-def task_of(wish: Wish, weight: float, models: Iterable[str]) -> Task:
-    """Return the task that a wish is on cards of these models."""
-    types = frozenset(model for model in models if type_allows(wish, model)) if wish.gpu_type else frozenset()
+def task_of(wish: Wish, weight: float, models: AbstractSet[str]) -> Task:
+    """Return the task that a wish is on cards of these models: a model named to the letter goes before one like it."""
+    named = frozenset(wish.gpu_type.split("|")) & frozenset(models) - {""}
+    types = named or (frozenset(m for m in models if type_allows(wish, m)) if wish.gpu_type else frozenset[str]())
     if wish.gpu_type and not types:
         types = frozenset({wish.gpu_type})
     return Task(wish.cards, wish.share, wish.cpu_cores, types, wish.memory_bytes, weight)
@@ -126,6 +128,13 @@ def judge_fleet(
         return [Withheld(code, cluster, "", "", "", reason) for code in FLEET_CODES]
     nodes, pools = idle_nodes(usable, context)
     found = measure_demand(nodes, pools, wishes)
+    return judge_nodes(cluster, found, wanted, context, (len(usable), len(rows)))
+
+
+def judge_nodes(
+    cluster: str, found: FleetMeasure, wanted: Demand, context: Context, counted: tuple[int, int]
+) -> list[Finding | Withheld]:
+    """Judge a fleet that is measured; `counted` is of how many cards of all it is made."""
     known = {
         "TT212": np.isfinite(found.fleet.cpu_cores_left).any(),
         "TT213": any(found.fleet.types),
@@ -137,7 +146,7 @@ def judge_fleet(
             judged.append(Withheld(code, cluster, "", "", "", _UNKNOWN[code]))
         elif code != "TT211" or found.measured.idle > 0:
             claim = _share(found, wanted) if code == "TT211" else _dimension(code, found, wanted)
-            judged += [] if claim is None else [_finding(code, cluster, claim, context, (len(usable), len(rows)))]
+            judged += [] if claim is None else [_finding(code, cluster, claim, context, counted)]
     return judged
 
 
@@ -267,7 +276,7 @@ def fleet_evidence(found: FleetMeasure, wanted: Demand | None = None) -> dict[st
             {
                 "request": wish_text(found.wishes[m]),
                 "part": found.tasks[m].weight,
-                "fits": found.fits[m],
+                "fits": found.fits[m] if found.tasks[m].cards else None,
                 "lost_for": lost_for(found, m),
                 "waiting": 0 if wanted is None else wanted.waiting.get(found.wishes[m], 0),
             }
@@ -318,8 +327,11 @@ def wish_text(wish: Wish) -> str:
     """Return a request in words."""
     if wish.profile:
         return f"{wish.cards} x {wish.profile}" if wish.cards > 1 else wish.profile
+    if not wish.cards:
+        return f"no card, {wish.cpu_cores:g} CPU"
     what = f"{wish.share:.0%} of a card" if wish.share < 1 else ("a whole card" if wish.cards == 1 else "whole cards")
     many = f"{wish.cards} x " if wish.cards > 1 else ""
     memory = f" with {wish.memory_bytes / 2**30:.0f} GiB" if wish.memory_bytes else ""
     kind = f" of type {wish.gpu_type}" if wish.gpu_type else ""
-    return f"{many}{what}{memory}{kind}"
+    cpu = f", {wish.cpu_cores:g} CPU" if wish.cpu_cores else ""
+    return f"{many}{what}{memory}{kind}{cpu}"

@@ -111,8 +111,8 @@ def judge_card(row: dict[str, Any], wanted: Demand, context: Context) -> Finding
             "placements": board.placements,
             "instances": [[i.slice, i.profile, i.start, i.held] for i in instances],
             "layouts_possible": len(possible),
-            "best": _mig_evidence(best),
-            "worst": _mig_evidence(worst),
+            "best": mig_evidence(best),
+            "worst": mig_evidence(worst),
             "demand": mix,
             "unheld_not_asked_for": unwanted,
             "moves": _moves(board, layout, best, mix),
@@ -161,7 +161,8 @@ def _mig_claim(row: dict[str, Any], board: Board, measured: MigMeasure, unwanted
     return f"{row['gpu']} on {row['node']}: {'; '.join(text)}"
 
 
-def _mig_evidence(measured: MigMeasure) -> dict[str, Any]:
+def mig_evidence(measured: MigMeasure) -> dict[str, Any]:
+    """Return what a card can still give as JSON values."""
     return {
         "free_memory_slices": measured.free_memory_slices,
         "free_compute_slices": measured.free_compute_slices,

@@ -176,7 +176,7 @@ def idle_nodes(snapshot: Snapshot) -> tuple[list[NodeIdle], list[str], int, int]
     """Return what each node has left on cards that are not cut, and its pool.
 
     Pods whose cards are told are subtracted there. Others are put on the fullest cards that can take them, as a packing
-    scheduler would: the last two numbers say how many were placed so, and on how many nodes more is given than there is.
+    scheduler would. The last two numbers: how many shares were placed so, and nodes on which more is given than is.
     """
     by_node: dict[str, list[SnapshotPod]] = {}
     for pod in snapshot.pods:

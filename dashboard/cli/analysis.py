@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +15,7 @@ from analyzer.findings import CLAIMS, Finding, Role, SubjectRef, Verdict
 from analyzer.ledger import LEVEL_1, LEVEL_2
 from collector.errors import ConfigurationError, InputRejectedError
 from collector.protocols import StoreReader
-from collector.window import Window, parse_duration
+from collector.window import Window, parse_duration, parse_instant
 from dashboard.cli.allocator import devices_of, document, print_devices, read_memory_snapshot
 from dashboard.cli.context import (
     Context,
@@ -30,6 +31,7 @@ from dashboard.cli.context import (
 )
 from dashboard.cli.moves import BINDING, plan_options, show_plan
 from dashboard.cli.output import note, print_json, print_table, say, say_origin
+from dashboard.cli.snapshot import print_snapshot
 from dashboard.views.names import CardNames, card_names, named
 from dashboard.views.text import gib, number, percent, plural, seconds, stamp
 from tuner.service.analyse import Analysis, load_detectors, run_analysis
@@ -75,6 +77,14 @@ def analyze(
     ] = None,
     *,
     rows: Rows = None,
+    snapshot: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--snapshot",
+            metavar="FILE",
+            help="With fragmentation: a cluster at one instant, as JSON, CSV or `kubectl get nodes,pods -A -o json`.",
+        ),
+    ] = None,
     window: Annotated[
         str | None, typer.Option("--window", metavar="LENGTH", help="Such as 6h or 2d; else that of [analyze].")
     ] = None,
@@ -125,15 +135,21 @@ def analyze(
     if allocator is not None:
         if family is not Family.FRAGMENTATION:
             raise ConfigurationError("--allocator speaks of fragmentation: say `trimtab analyze fragmentation`")
-        snapshot = read_memory_snapshot(allocator)
-        devices = devices_of(snapshot)
+        memory = read_memory_snapshot(allocator)
+        devices = devices_of(memory)
         if json:
-            print_json(document(snapshot, devices))
+            print_json(document(memory, devices))
         else:
-            print_devices(snapshot, devices)
+            print_devices(memory, devices)
         return
     options = plan_options(plan, request, moves, fragmentation=family is Family.FRAGMENTATION)
     context = context_of(ctx)
+    if snapshot:
+        if family is not Family.FRAGMENTATION or rows:
+            raise ConfigurationError("expected `analyze fragmentation --snapshot FILE`, without --rows")
+        found = print_snapshot(snapshot, context.clock.now() if now is None else parse_instant(now), json=json)
+        _fail(found.findings, fail_on)
+        return
     settings = context.settings.analyze
     changed = {"select": select, "ignore": ignore}
     settings = settings.model_copy(update={key: tuple(value) for key, value in changed.items() if value})
@@ -162,7 +178,11 @@ def analyze(
         print_json({**analysis.to_json(), "suppressed": hidden})
     else:
         print_analysis(analysis, every=every, hidden=frozenset(hidden))
-    holding = {f.code for f in analysis.findings if f.verdict is Verdict.HOLDS and f.id not in hidden}
+    _fail([f for f in analysis.findings if f.id not in hidden], fail_on)
+
+
+def _fail(findings: Iterable[Finding], fail_on: Sequence[str] | None) -> None:
+    holding = {f.code for f in findings if f.verdict is Verdict.HOLDS}
     if any(code.startswith(prefix) for code in holding for prefix in fail_on or ()):
         raise typer.Exit(1)
 
