@@ -155,7 +155,7 @@ def judge_granularity(row: Mapping[str, Any], context: Context) -> Finding | str
         return f"no {what}"
     if use["samples"] < _FEWEST_SAMPLES:
         return f"fewer than {_FEWEST_SAMPLES} samples"
-    promise = context.declarations.get((row["tenant"], row["workload"]))
+    promise = context.declarations.get((row["cluster"], row["tenant"], row["workload"]))
     offline = promise is not None and promise.declared and promise.declaration.service_class == "offline"
     cuts = fitting_cuts(use, row["model"], online=not offline)
     held = 1.0 if row["kind"] == "whole" else use["quota"]

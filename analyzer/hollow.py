@@ -21,7 +21,7 @@ from analyzer.facts import records
 from analyzer.findings import plain
 from analyzer.protocols import Partition
 from analyzer.shares import Card, cards
-from collector.declarations import ResolvedWorkload
+from collector.declarations import Owner, ResolvedWorkload
 from collector.schema import UNKNOWN
 
 MEASURES: Mapping[str, tuple[str, float]] = {
@@ -116,7 +116,7 @@ def _of_card(card: Card) -> list[dict[str, Any]]:
 
 
 def conclude_hollow(
-    measures: Sequence[pd.DataFrame], declarations: Mapping[tuple[str, str], ResolvedWorkload]
+    measures: Sequence[pd.DataFrame], declarations: Mapping[Owner, ResolvedWorkload]
 ) -> tuple[HollowBusy, ...]:
     """Add up over the fleet, most hollow time first."""
     filled = [frame for frame in measures if len(frame)]
@@ -124,7 +124,7 @@ def conclude_hollow(
         return ()
     groups: dict[tuple[str, str, str, str], list[dict[str, Any]]] = {}
     for row in records(pd.concat(filled, ignore_index=True).sort_values(_COLUMNS[:6], kind="stable")):
-        promise = declarations.get((row["tenant"], row["workload"]))
+        promise = declarations.get((row["cluster"], row["tenant"], row["workload"]))
         known = promise is not None and promise.declared
         service_class = str(promise.declaration.service_class) if promise is not None and known else UNKNOWN
         groups.setdefault((row["cluster"], row["tenant"], service_class, row["kind"]), []).append(row)

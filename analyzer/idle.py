@@ -72,7 +72,7 @@ class IdleDetector:
         reserves = reserved_shares(context)
         findings, withheld = [], []
         for row in records(measures.sort_values([*_KEY, "code"], kind="stable")):
-            judged = _judge(row, reserves.get((row["tenant"], row["workload"]), 0.0), context)
+            judged = _judge(row, reserves.get((row["cluster"], row["tenant"], row["workload"]), 0.0), context)
             if isinstance(judged, Finding):
                 findings.append(judged)
             elif judged is not None:

@@ -31,6 +31,7 @@ from analyzer.mig import board_of
 from analyzer.protocols import Context, Partition
 from analyzer.shares import Card, cards
 from analyzer.useful import WORK_COLUMNS, estimate_useful, hour_bins, measure_card_work, no_work, per_hour, sm_count_of
+from collector.declarations import OWNER, Owner
 
 LEVEL_1 = ("used", "reserved", "wasted", "free", "stranded", "unobserved")
 LEVEL_2 = ("useful", "contention", "throttling", "overhead", "unrated")
@@ -243,19 +244,19 @@ def _reserve(rows: pd.DataFrame, context: Context) -> np.ndarray:
     Use counts against the reserve.
     """
     reserves = reserved_shares(context)
-    share = np.array(
-        [reserves.get(key, 0.0) for key in zip(rows["tenant"], rows["workload"], strict=True)], dtype=np.float64
-    )
+    owners = rows[OWNER].itertuples(index=False, name=None)
+    share = np.array([reserves.get(owner, 0.0) for owner in owners], dtype=np.float64)
     span = rows[rows["slice"] == ""].set_index([*_CARD, "hour"])["capacity"]
     capacity = span.reindex(pd.MultiIndex.from_frame(rows[[*_CARD, "hour"]])).to_numpy()
     return np.asarray(np.clip(share * capacity - rows["used"].to_numpy(), 0.0, None))
 
 
-def reserved_shares(context: Context) -> dict[tuple[str, str], float]:
+def reserved_shares(context: Context) -> dict[Owner, float]:
     """Return the share of a card that each workload keeps on purpose in each of its slices.
 
     The larger of its declared floor and, for an online one, the highest quantile of its forecast use in cards: series
-    `tenant/workload#each` speaks of each of its slices; `tenant/workload` is their total, divided over those that live.
+    `cluster/tenant/workload#each` speaks of each of its slices; `cluster/tenant/workload` is their total, divided over
+    those that live.
     """
     shares = {k: p.declaration.floor for k, p in context.declarations.items() if p.declared}
     forecasts = context.forecasts
@@ -272,12 +273,12 @@ def reserved_shares(context: Context) -> dict[tuple[str, str], float]:
     return shares
 
 
-def _live_slices(facts: pd.DataFrame) -> Counter[tuple[str, str]]:
-    """Count the slices that each (tenant, workload) holds now, as the facts tell."""
+def _live_slices(facts: pd.DataFrame) -> Counter[Owner]:
+    """Count the slices that each (cluster, tenant, workload) holds now, as the facts tell."""
     now = facts[facts["to"].isna()]
     tenants = hardware_facts(now, "slice", "tenant")
     workloads = hardware_facts(now, "slice", "workload")
-    return Counter((tenants.get(key, ""), workload) for key, workload in workloads.items())
+    return Counter((key[0], tenants.get(key, ""), workload) for key, workload in workloads.items())
 
 
 def _closed(table: pd.DataFrame) -> pd.DataFrame:

@@ -101,7 +101,7 @@ def _movable(card: _Placed, context: Context) -> tuple[Instance, ...]:
     """Return the instances that may move: whoever promised nothing counts as protected."""
     free = []
     for seen, instance in card.held:
-        known = context.declarations.get((seen.tenant, seen.workload))
+        known = context.declarations.get((card.seen.row["cluster"], seen.tenant, seen.workload))
         if known is not None and known.declared and not known.declaration.protected:
             free.append(instance)
     return tuple(free)

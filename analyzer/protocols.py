@@ -10,7 +10,7 @@ from typing import Protocol
 import pandas as pd
 
 from analyzer.findings import Finding
-from collector.declarations import ResolvedWorkload
+from collector.declarations import Owner, ResolvedWorkload
 from collector.window import Window
 
 Needs = Mapping[str, Mapping[str, tuple[str, ...]]]  # code -> measurement -> fields without which it is withheld
@@ -69,7 +69,7 @@ class Context:
     facts: pd.DataFrame
     queues: pd.DataFrame  # raw `queue` rows of the window
     forecasts: pd.DataFrame  # rows of `forecast_frame` (empty where none was made)
-    declarations: Mapping[tuple[str, str], ResolvedWorkload]  # (tenant, workload) -> promises
+    declarations: Mapping[Owner, ResolvedWorkload]
     simulated: bool = False
     findings: tuple[Finding, ...] = ()  # of the codes that the detector `reads`
 

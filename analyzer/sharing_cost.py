@@ -106,7 +106,7 @@ class SharingCostDetector:
         limit = self._settings.sharing_bandwidth_cost_limit if bandwidth else self._settings.sharing_compute_cost_limit
         found = compare(solo, record, limit, bandwidth=bandwidth)
         resource = "memory bandwidth" if bandwidth else "SM"
-        promise = context.declarations.get((row["tenant"], row["workload"]))
+        promise = context.declarations.get((row["cluster"], row["tenant"], row["workload"]))
         offline = promise is not None and promise.declared and promise.declaration.service_class == "offline"
         use = max((r["use"] for r in shared), key=lambda u: np.nan_to_num(u["compute"], nan=-1.0))
         cut = fitting_cuts(use, row["model"], online=not offline, private=True)[0]

@@ -165,7 +165,7 @@ def judge_compute(row: dict[str, Any], reserve: float, context: Context, about: 
     quota, peak = row["quota"], row["p99"]
     if peak >= row["limit"] * quota:
         return None
-    promise = context.declarations.get((row["tenant"], row["workload"]))
+    promise = context.declarations.get((row["cluster"], row["tenant"], row["workload"]))
     offline = promise is not None and promise.declared and promise.declaration.service_class == "offline"
     size = right_size(row, online=not offline)
     target, upper = max(size.target, reserve), max(size.upper, reserve)

@@ -21,7 +21,7 @@ from analyzer.settings import AnalyzeSettings
 from benchmarks.figures import Figure, figure
 from collector.clock import VirtualClock
 from collector.collect import Collector
-from collector.declarations import ResolvedWorkload, WorkloadDeclaration
+from collector.declarations import Owner, ResolvedWorkload, WorkloadDeclaration
 from collector.settings import StoreSettings
 from collector.store import EmbeddedStore
 from collector.window import Window
@@ -75,17 +75,17 @@ def simulate(seed: int, hours: int) -> tuple[ClusterSpec, Truth, list[Partition]
             store.close()
 
 
-def floors(spec: ClusterSpec) -> dict[tuple[str, str], float]:
+def floors(spec: ClusterSpec) -> dict[Owner, float]:
     """Return what the services of one tenant keep on purpose, as a share of a card."""
     kept = [s for s in spec.slices if s.online and s.tenant == _FLOOR_TENANT]
-    return {(s.tenant, s.name): _FLOOR_OF_QUOTA * s.sm_quota for s in kept}
+    return {(spec.name, s.tenant, s.name): _FLOOR_OF_QUOTA * s.sm_quota for s in kept}
 
 
-def _context(nodes: Sequence[Partition], reserves: Mapping[tuple[str, str], float]) -> Context:
+def _context(nodes: Sequence[Partition], reserves: Mapping[Owner, float]) -> Context:
     promises = {
         key: ResolvedWorkload(
-            tenant=key[0],
-            workload=key[1],
+            tenant=key[1],
+            workload=key[2],
             declaration=WorkloadDeclaration(floor=floor),
             declared=True,
             origin={"floor": "config"},
@@ -104,7 +104,7 @@ def _context(nodes: Sequence[Partition], reserves: Mapping[tuple[str, str], floa
     )
 
 
-def against_truth(name: str, told: Ledger, truth: Truth, reserves: Mapping[tuple[str, str], float]) -> list[Figure]:
+def against_truth(name: str, told: Ledger, truth: Truth, reserves: Mapping[Owner, float]) -> list[Figure]:
     """Compare every term with the truth, in shares of the capacity of all cards."""
     capacity = float(told.fleet["capacity"])
     terms = {term: float(values.sum()) for term, values in true_ledger(truth, reserves).items()}

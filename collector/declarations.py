@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from collector.settings import Section
 
 ServiceClass = Literal["online", "offline"]
+OWNER = ["cluster", "tenant", "workload"]
+Owner = tuple[str, str, str]  # cluster, tenant, workload: equal names in two clusters are two workloads
 
 
 class Objective(Section):

@@ -35,10 +35,10 @@ def history_from_rows(
         field: a column that adds up over slices: a ratio of the whole card, bytes, a rate.
         step: grid of the result.
         aggregate: `mean` or `max` of a slice's samples within a step.
-        facts: facts frame; slice facts `ordinal` add the series `tenant/workload#ordinal`.
+        facts: facts frame; slice facts `ordinal` add the series `cluster/tenant/workload#ordinal`.
 
     Returns:
-        Columns series (`tenant/workload`, `tenant/workload#ordinal`, `fleet`), time (step start, UTC), value.
+        Columns series (`cluster/tenant/workload`, the same with `#ordinal`, `fleet`), time (step start, UTC), value.
 
     Raises:
         KeyError: the rows lack `field` or a tag.
@@ -97,7 +97,7 @@ def _series_members(holders: pd.DataFrame, facts: pd.DataFrame | None) -> dict[s
         members.setdefault(FLEET, []).append(index)
         if row.workload in (NOBODY, UNKNOWN) or row.tenant in (NOBODY, UNKNOWN):
             continue
-        name = f"{row.tenant}/{row.workload}"
+        name = f"{row.cluster}/{row.tenant}/{row.workload}"
         members.setdefault(name, []).append(index)
         ordinal = ordinals.get((str(row.cluster), str(row.node), str(row.gpu), str(row.slice)))
         if ordinal is not None:

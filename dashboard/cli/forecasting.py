@@ -33,7 +33,9 @@ def forecast(
     ] = USED,
     series: Annotated[
         list[str] | None,
-        typer.Option("--series", metavar="NAME", help="Only this one: fleet, tenant/workload, tenant/workload#0."),
+        typer.Option(
+            "--series", metavar="NAME", help="Only this one: fleet, cluster/tenant/workload, or that with #0."
+        ),
     ] = None,
     horizon: Annotated[
         list[str] | None, typer.Option("--horizon", metavar="LENGTH", help="Such as 6h; else those of [forecast].")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from collector.declarations import ResolvedWorkload
+from collector.declarations import OWNER, Owner, ResolvedWorkload
 from collector.window import Window, parse_duration
 from dashboard.cli.context import Json, Now, context_of, instant, newest_instant, opened_store
 from dashboard.cli.output import print_json, print_table, say, say_marked
@@ -37,16 +37,17 @@ def workloads(
     length = parse_duration(window)
     with opened_store(context) as store:
         span = Window.last(newest_instant(store, now, context.settings.cluster.interval_seconds), length)
-        slices = store.read("slice", span, fields=["sm_quota_ratio"], by=["tenant", "workload"], aggregate="count")
+        slices = store.read("slice", span, fields=["sm_quota_ratio"], by=OWNER, aggregate="count")
         promises = resolve_promises(store.facts(span), slices, context.settings.workload)
-    rows = list(promises.values())
-    undeclared = sum(not row.declared for row in rows)
+    rows = list(promises.items())
+    undeclared = sum(not row.declared for _, row in rows)
     if json:
-        print_json({"schema_version": 1, "undeclared": undeclared, "workloads": [_document(row) for row in rows]})
+        print_json({"schema_version": 1, "undeclared": undeclared, "workloads": [_document(*row) for row in rows]})
         return
+    several = len({owner[0] for owner in promises}) > 1
     print_table(
-        ["tenant", "workload", "class", "objective", "weight", "floor", "protected"],
-        [_row(row) for row in rows],
+        [*(["cluster"] if several else []), "tenant", "workload", "class", "objective", "weight", "floor", "protected"],
+        [[*(owner if several else owner[1:]), *_row(row)] for owner, row in rows],
         empty=f"no workload held a slice in the last {window}",
     )
     if undeclared:
@@ -81,7 +82,7 @@ def doctor(ctx: typer.Context, now: Now = None, json: Json = False) -> None:
     raise typer.Exit(1 if problems else 0)
 
 
-def _row(row: ResolvedWorkload) -> list[object]:
+def _row(row: ResolvedWorkload) -> list[Text]:
     declared = row.declaration
     objective = declared.objective
     promise = (
@@ -96,19 +97,17 @@ def _row(row: ResolvedWorkload) -> list[object]:
         ("floor", f"{declared.floor:g}"),
         ("protected", "yes" if declared.protected else "no"),
     ]
-    shown = [_with_origin(text, row.origin.get(name, "default")) for name, text in cells]
-    return [row.tenant, row.workload, *shown]
+    return [_with_origin(text, row.origin.get(name, "default")) for name, text in cells]
 
 
 def _with_origin(text: str, origin: str) -> Text:
     return Text.assemble(text, (f" ({origin})", "dim" if origin == "default" else "cyan"))
 
 
-def _document(row: ResolvedWorkload) -> dict[str, object]:
+def _document(owner: Owner, row: ResolvedWorkload) -> dict[str, object]:
     values = row.declaration.model_dump(mode="json", exclude={"match", "tenant"})
     return {
-        "tenant": row.tenant,
-        "workload": row.workload,
+        **dict(zip(OWNER, owner, strict=True)),
         "declared": row.declared,
         "values": {name: {"value": value, "origin": row.origin.get(name, "default")} for name, value in values.items()},
     }

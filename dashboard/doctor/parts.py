@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 
 import pandas as pd
 
+from collector.declarations import OWNER
 from collector.errors import TrimtabError
 from collector.history import imported_until
 from collector.plugins import load_plugin
@@ -110,11 +111,9 @@ def look(store: StoreReader, settings: Settings, now: datetime) -> Seen:
 
 def _promises(store: StoreReader, settings: Settings, now: datetime) -> Iterator[Check]:
     window = Window(now - LOOK_BACK, now + timedelta(milliseconds=1))
-    held: pd.DataFrame = store.read(
-        "slice", window, fields=["sm_quota_ratio"], by=["tenant", "workload"], aggregate="count"
-    )
+    held: pd.DataFrame = store.read("slice", window, fields=["sm_quota_ratio"], by=OWNER, aggregate="count")
     promises = resolve_promises(store.facts(window), held, settings.workload)
-    missing = [f"{tenant}/{workload}" for (tenant, workload), found in promises.items() if not found.declared]
+    missing = [f"{tenant}/{workload}" for (_, tenant, workload), found in promises.items() if not found.declared]
     if not promises:
         return
     if missing:

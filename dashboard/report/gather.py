@@ -87,13 +87,13 @@ def read_served(store: StoreReader, window: Window, length_seconds: float, inter
     """Return how many requests each workload finished, and within the objective, per window of an objective.
 
     Returns:
-        Columns time, tenant, workload, requests, within (NaN: not reported), p99 (the highest, in seconds).
+        Columns time, cluster, tenant, workload, requests, within (NaN: not reported), p99 (the highest, in seconds).
     """
     rows = store.read(
         "slice",
         window,
         fields=["requests_per_second", "within_objective_per_second", "latency_p99_seconds"],
-        by=["tenant", "workload"],
+        by=["cluster", "tenant", "workload"],
         every=timedelta(seconds=length_seconds),
         aggregate={
             "requests_per_second": "sum",
@@ -105,6 +105,7 @@ def read_served(store: StoreReader, window: Window, length_seconds: float, inter
     return pd.DataFrame(
         {
             "time": rows["time"],
+            "cluster": rows["cluster"],
             "tenant": rows["tenant"],
             "workload": rows["workload"],
             "requests": rates["requests_per_second"],

@@ -81,6 +81,8 @@ class LedgerPart:
 class Service:
     """An online service: how often it kept its promise, counted over windows of the objective's own length."""
 
+    name: str  # tenant/workload, behind its cluster where there are several
+    cluster: str
     tenant: str
     workload: str
     quantity: str

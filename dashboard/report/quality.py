@@ -49,7 +49,7 @@ def build_quality(gathered: Gathered) -> QualityPart:
             for c in census.codes
         ),
         undeclared=tuple(
-            f"{t}/{w}" for (t, w), promise in sorted(analysis.declarations.items()) if not promise.declared
+            f"{t}/{w}" for (_, t, w), promise in sorted(analysis.declarations.items()) if not promise.declared
         ),
     )
 

@@ -6,7 +6,7 @@ import math
 
 import pandas as pd
 
-from collector.declarations import Objective
+from collector.declarations import OWNER, Objective, Owner
 from dashboard import svg
 from dashboard.report.gathered import Gathered
 from dashboard.report.model import Service
@@ -40,14 +40,14 @@ _LEGEND = (
 def build_services(gathered: Gathered) -> tuple[Service, ...]:
     """Judge every workload with an objective, the worst first; those without figures come last."""
     found = []
-    for (tenant, workload), promise in sorted(gathered.analysis.declarations.items()):
+    for owner, promise in sorted(gathered.analysis.declarations.items()):
         objective = promise.declaration.objective
         if objective is None:
             continue
         rows = gathered.served[window_seconds(objective, gathered.interval_seconds)]
-        own = rows[(rows["tenant"] == tenant) & (rows["workload"] == workload)]
-        found.append(_service(tenant, workload, objective, own, gathered))
-    return tuple(sorted(found, key=lambda s: (math.isnan(s.kept_ratio), s.kept_ratio, s.tenant, s.workload)))
+        own = rows[(rows[OWNER] == list(owner)).all(axis=1)]
+        found.append(_service(owner, objective, own, gathered))
+    return tuple(sorted(found, key=lambda s: (math.isnan(s.kept_ratio), s.kept_ratio, s.cluster, s.tenant, s.workload)))
 
 
 def window_seconds(objective: Objective, interval_seconds: float) -> float:
@@ -55,7 +55,7 @@ def window_seconds(objective: Objective, interval_seconds: float) -> float:
     return max(objective.window_seconds, interval_seconds)
 
 
-def _service(tenant: str, workload: str, objective: Objective, rows: pd.DataFrame, gathered: Gathered) -> Service:
+def _service(owner: Owner, objective: Objective, rows: pd.DataFrame, gathered: Gathered) -> Service:
     asked = rows[rows["requests"] > 0]
     judged = asked[asked["within"].notna()]
     missing = ""
@@ -70,7 +70,11 @@ def _service(tenant: str, workload: str, objective: Objective, rows: pd.DataFram
     span = pd.date_range(pd.Timestamp(window.start).floor("h"), window.end, freq="h", inclusive="left")
     count = float(judged["requests"].sum())
     worst = float(rows["p99"].max())  # NaN where no row has one
+    cluster, tenant, workload = owner
+    several = len({cluster for cluster, _, _ in gathered.analysis.declarations}) > 1
     return Service(
+        name="/".join(owner if several else owner[1:]),
+        cluster=cluster,
         tenant=tenant,
         workload=workload,
         quantity=objective.quantity,
@@ -124,7 +128,7 @@ def services_section(services: tuple[Service, ...], undeclared: tuple[str, ...])
 
 
 def _row(s: Service) -> tuple[Cell, ...]:
-    name = f"{s.tenant}/{s.workload}"
+    name = s.name
     promise = f"{percent(s.share, 1).replace('.0 ', ' ')} {s.quantity} within {seconds(s.bound_seconds)}"
     if s.missing:
         return (name, NO_DATA, s.missing, promise, NO_DATA, NO_DATA, NO_DATA)

@@ -42,5 +42,5 @@ def _promises(services: Sequence[Service]) -> list[str]:
     worst = judged[0]
     if kept == len(judged):
         return [f"all {plural(kept, 'online service')} kept their promise throughout"]
-    tail = f"the worst, {worst.tenant}/{worst.workload}, in {percent(worst.kept_ratio)} of the time"
+    tail = f"the worst, {worst.name}, in {percent(worst.kept_ratio)} of the time"
     return [f"{kept} of {plural(len(judged), 'online service')} kept their promise throughout, {tail}"]

@@ -12,7 +12,7 @@ import pandas as pd
 from analyzer.facts import hardware_facts
 from analyzer.settings import AnalyzeSettings
 from analyzer.shares import Card, cards
-from collector.declarations import ResolvedWorkload, WorkloadDeclaration
+from collector.declarations import OWNER, Owner, ResolvedWorkload, WorkloadDeclaration
 from collector.protocols import StoreReader
 from collector.window import Window
 from tuner.service.analyse import partitions
@@ -58,7 +58,7 @@ def read_holders(
     """
     facts = store.facts(window)
     ordinals = hardware_facts(facts, "gpu", "ordinal")
-    held = store.read("slice", window, fields=["sm_quota_ratio"], by=["tenant", "workload"], aggregate="count")
+    held = store.read("slice", window, fields=["sm_quota_ratio"], by=OWNER, aggregate="count")
     promises = resolve_promises(facts, held, declarations)
     holdings: list[dict[str, Any]] = []
     found: list[dict[str, Any]] = []
@@ -89,7 +89,7 @@ def read_holders(
 
 
 def _of_card(
-    card: Card, times: pd.DatetimeIndex, promises: Mapping[tuple[str, str], ResolvedWorkload]
+    card: Card, times: pd.DatetimeIndex, promises: Mapping[Owner, ResolvedWorkload]
 ) -> Iterator[dict[str, Any]]:
     matrices = {
         name: card.of_slices(name)
@@ -98,7 +98,7 @@ def _of_card(
     for j, holding in enumerate(card.holdings):
         lives = np.flatnonzero(card.present[:, j])
         alive = card.alive[:, j]
-        promise = promises.get((holding.tenant, holding.workload))
+        promise = promises.get((card.cluster, holding.tenant, holding.workload))
         promised = objective_share(promise)
         requests, within = matrices["requests_per_second"][:, j], matrices["within_objective_per_second"][:, j]
         yield {
@@ -152,7 +152,7 @@ def read_kept(store: StoreReader, window: Window, declarations: Sequence[Workloa
     rows = store.read("slice", window, fields=["requests_per_second", "within_objective_per_second"])
     promises = resolve_promises(store.facts(window), rows, declarations)
     shares = {key: objective_share(promise) for key, promise in promises.items()}
-    promised = np.array([shares.get(key, math.nan) for key in zip(rows["tenant"], rows["workload"], strict=True)])
+    promised = np.array([shares.get(owner, math.nan) for owner in rows[OWNER].itertuples(index=False, name=None)])
     asked, within = rows["requests_per_second"], rows["within_objective_per_second"]
     judged = ((asked > 0) & within.notna() & ~np.isnan(promised)).to_numpy()
     kept = judged & (within / asked >= promised - _ROUNDING).to_numpy()

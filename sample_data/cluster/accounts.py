@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 
+from collector.declarations import Owner
 from sample_data.cluster.spec import MIG_PROFILES, STEP_SECONDS, ClusterSpec, SliceSpec
 from sample_data.cluster.truth import Truth
 
@@ -23,18 +24,18 @@ _MINUTES = 60  # what a reserve is judged over
 _EPSILON = 1e-9
 
 
-def true_ledger(truth: Truth, reserves: Mapping[tuple[str, str], float]) -> dict[str, FloatArray]:
+def true_ledger(truth: Truth, reserves: Mapping[Owner, float]) -> dict[str, FloatArray]:
     """Return each term of both levels in SM-seconds per card.
 
     Args:
         truth: of the run.
-        reserves: (tenant, workload) -> share of a card that each of its slices keeps on purpose.
+        reserves: (cluster, tenant, workload) -> share of a card that each of its slices keeps on purpose.
     """
     spec = truth.spec
     cards = len(spec.cards)
     card = np.array([s.card for s in spec.slices])
     sms = np.array([c.hardware.sm_count for c in spec.cards], dtype=np.float64) * STEP_SECONDS
-    kept = np.array([reserves.get((s.tenant, s.name), 0.0) for s in spec.slices])
+    kept = np.array([reserves.get((spec.name, s.tenant, s.name), 0.0) for s in spec.slices])
     used = np.stack([m.used for m in truth.minutes]) / sms[card]
     quota = np.stack([m.quota for m in truth.minutes])
     onto = np.eye(cards)[card]  # (slices, cards)

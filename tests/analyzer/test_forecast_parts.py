@@ -282,29 +282,39 @@ def test_history_sums_the_slices_that_live_and_follows_the_workload_across_pods(
     samples += [(m, "free", "none", 0.01) for m in range(10)]
     history = history_from_rows(slice_rows(samples), "sm_active_ratio", timedelta(minutes=5))
     values = {name: list(own["value"]) for name, own in history.groupby("series")}
-    assert values["team/serve"] == pytest.approx([0.5, 0.6])
+    assert values["c/team/serve"] == pytest.approx([0.5, 0.6])
     assert values[FLEET] == pytest.approx([0.51, 0.61])
-    assert set(values) == {FLEET, "team/serve"}
+    assert set(values) == {FLEET, "c/team/serve"}
+
+
+def test_equal_names_in_two_clusters_are_two_series() -> None:
+    here = slice_rows([(m, "pod-1", "serve", 0.2) for m in range(10)])
+    there = slice_rows([(m, "pod-1", "serve", 0.5) for m in range(10)]).assign(cluster="d")
+    history = history_from_rows(pd.concat([here, there]), "sm_active_ratio", timedelta(minutes=5))
+    values = {name: list(own["value"]) for name, own in history.groupby("series")}
+    assert values["c/team/serve"] == pytest.approx([0.2, 0.2])
+    assert values["d/team/serve"] == pytest.approx([0.5, 0.5])
+    assert values[FLEET] == pytest.approx([0.7, 0.7])
 
 
 def test_a_step_in_which_a_living_slice_is_silent_is_absent() -> None:
     samples = [(m, "pod-1", "serve", 0.2) for m in range(15)]
     samples += [(m, "pod-2", "serve", float("nan") if 5 <= m < 10 else 0.3) for m in range(15)]
     history = history_from_rows(slice_rows(samples), "sm_active_ratio", timedelta(minutes=5))
-    own = history[history["series"] == "team/serve"]["value"].to_numpy()
+    own = history[history["series"] == "c/team/serve"]["value"].to_numpy()
     np.testing.assert_allclose(own, [0.5, np.nan, 0.5])
 
 
 def test_a_replica_that_never_reports_the_field_does_not_make_the_total_absent() -> None:
     samples = [(m, "pod-1", "serve", 0.2) for m in range(5)] + [(m, "pod-2", "serve", float("nan")) for m in range(5)]
     history = history_from_rows(slice_rows(samples), "sm_active_ratio", timedelta(minutes=5))
-    assert history[history["series"] == "team/serve"]["value"].tolist() == pytest.approx([0.2])
+    assert history[history["series"] == "c/team/serve"]["value"].tolist() == pytest.approx([0.2])
 
 
 def test_a_time_without_any_pod_is_absent_not_zero() -> None:
     samples = [(m, "pod-1", "serve", 0.2) for m in range(5)] + [(m, "pod-2", "serve", 0.2) for m in range(10, 15)]
     history = history_from_rows(slice_rows(samples), "sm_active_ratio", timedelta(minutes=5))
-    own = history[history["series"] == "team/serve"]["value"].to_numpy()
+    own = history[history["series"] == "c/team/serve"]["value"].to_numpy()
     np.testing.assert_allclose(own, [0.2, np.nan, 0.2])
 
 
@@ -316,8 +326,8 @@ def test_ordinals_get_their_own_series_and_max_takes_the_largest_sample() -> Non
         slice_rows(samples), "sm_active_ratio", timedelta(minutes=5), aggregate="max", facts=pd.DataFrame([fact])
     )
     values = {name: list(own["value"]) for name, own in history.groupby("series")}
-    assert values["team/serve#3"] == pytest.approx([0.4])
-    assert values["team/serve"] == pytest.approx([0.7])
+    assert values["c/team/serve#3"] == pytest.approx([0.4])
+    assert values["c/team/serve"] == pytest.approx([0.7])
 
 
 def test_rows_without_the_field_give_an_empty_history() -> None:

@@ -12,7 +12,7 @@ import pytest
 from analyzer.findings import Finding, Role, Verdict
 from analyzer.fragmentation import FragmentationDetector
 from analyzer.protocols import Conclusion
-from collector.declarations import ResolvedWorkload, WorkloadDeclaration
+from collector.declarations import Owner, ResolvedWorkload, WorkloadDeclaration
 from tests.analyzer.conftest import MakeNode, Node
 
 GIB = 2.0**30
@@ -289,9 +289,9 @@ def test_a_lost_mig_card_is_withheld(make_node: MakeNode) -> None:
 # --- TT222, TT223 -----------------------------------------------------------------------------------------------------
 
 
-def declared(*workloads: tuple[str, str], protected: bool = False) -> dict[tuple[str, str], ResolvedWorkload]:
+def declared(*workloads: tuple[str, str], protected: bool = False) -> dict[Owner, ResolvedWorkload]:
     return {
-        key: ResolvedWorkload(
+        ("c", *key): ResolvedWorkload(
             tenant=key[0],
             workload=key[1],
             declaration=WorkloadDeclaration(service_class="offline", protected=protected),

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from analyzer.hollow import HollowBusy, conclude_hollow, fleet_hollow, measure_hollow
-from collector.declarations import ResolvedWorkload, WorkloadDeclaration, resolve_workload
+from collector.declarations import Owner, ResolvedWorkload, WorkloadDeclaration, resolve_workload
 from tests.analyzer.conftest import MakeNode, Node
 
 
-def offline(tenant: str, workload: str) -> dict[tuple[str, str], ResolvedWorkload]:
+def offline(tenant: str, workload: str) -> dict[Owner, ResolvedWorkload]:
     declared = WorkloadDeclaration(match=workload, tenant=tenant, service_class="offline")
-    return {(tenant, workload): resolve_workload(tenant, workload, (declared,), None)}
+    return {("c", tenant, workload): resolve_workload(tenant, workload, (declared,), None)}
 
 
 def hollow(*nodes: Node, declarations: Any = None) -> tuple[HollowBusy, ...]:

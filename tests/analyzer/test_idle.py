@@ -13,7 +13,7 @@ from analyzer.findings import Finding, Role, Verdict
 from analyzer.idle import IdleDetector, how_to_check
 from analyzer.protocols import Conclusion
 from analyzer.sizing import right_size, smallest_profile
-from collector.declarations import Objective, ResolvedWorkload, WorkloadDeclaration
+from collector.declarations import Objective, Owner, ResolvedWorkload, WorkloadDeclaration
 from tests.analyzer.conftest import START, MakeNode, Node
 
 GIB = 2.0**30
@@ -30,12 +30,12 @@ def only(conclusion: Conclusion, code: str) -> Finding:
     return found[0]
 
 
-def declared(service_class: str = "online", **rest: Any) -> dict[tuple[str, str], ResolvedWorkload]:
+def declared(service_class: str = "online", **rest: Any) -> dict[Owner, ResolvedWorkload]:
     if service_class == "online":
         rest = {"objective": Objective(bound_seconds=1.0), **rest}
     declaration = WorkloadDeclaration(service_class=service_class, **rest)  # type: ignore[arg-type]  # literal
     promise = ResolvedWorkload(tenant="team", workload="app", declaration=declaration, declared=True, origin={})
-    return {("team", "app"): promise}
+    return {("c", "team", "app"): promise}
 
 
 def reasons(conclusion: Conclusion, code: str) -> list[tuple[str, bool]]:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analyzer.ledger import LEVEL_1, LEVEL_2, Ledger, conclude_ledger, measure_ledger, reserved_shares
-from collector.declarations import Objective, ResolvedWorkload, WorkloadDeclaration
+from collector.declarations import Objective, Owner, ResolvedWorkload, WorkloadDeclaration
 from tests.analyzer.conftest import START, MakeNode, Node
 
 HOURS = 2.0
@@ -28,7 +28,7 @@ def shares(row: pd.Series) -> dict[str, float]:
     return {name: round(float(row[name] / row["capacity"]), 6) for name in (*LEVEL_1, *LEVEL_2)}
 
 
-def promise(tenant: str, workload: str, **declaration: Any) -> dict[tuple[str, str], ResolvedWorkload]:
+def promise(tenant: str, workload: str, **declaration: Any) -> dict[Owner, ResolvedWorkload]:
     resolved = ResolvedWorkload(
         tenant=tenant,
         workload=workload,
@@ -36,7 +36,7 @@ def promise(tenant: str, workload: str, **declaration: Any) -> dict[tuple[str, s
         declared=True,
         origin={},
     )
-    return {(tenant, workload): resolved}
+    return {("c", tenant, workload): resolved}
 
 
 def test_used_wasted_and_free(make_node: MakeNode) -> None:
@@ -125,7 +125,7 @@ def test_reserve_comes_first_and_use_counts_against_it(make_node: MakeNode) -> N
     assert (terms["used"], terms["reserved"], terms["wasted"]) == (0.1, 0.3, 0.4)
     forecast = pd.DataFrame(
         {
-            "series": ["team/app", "team/app", "team/app", "team/app#0"],
+            "series": ["c/team/app", "c/team/app", "c/team/app", "c/team/app#0"],
             "quantile": [0.5, 0.975, 0.975, 0.975],
             "value": [0.2, 0.6, np.nan, 0.9],
         }
@@ -136,12 +136,16 @@ def test_reserve_comes_first_and_use_counts_against_it(make_node: MakeNode) -> N
         node.fact("slice", "tenant", "team", gpu="GPU-1", part=part)
         node.fact("slice", "workload", "app", gpu="GPU-1", part=part)
     halved = reserved_shares(node.context(declarations=promise("team", "app"), forecasts=forecast))
-    assert halved == {("team", "app"): 0.3}
-    each = pd.DataFrame({"series": ["team/app#each", "team/app"], "quantile": 0.9, "value": [0.7, 0.6]})
+    assert halved == {("c", "team", "app"): 0.3}
+    each = pd.DataFrame({"series": ["c/team/app#each", "c/team/app"], "quantile": 0.9, "value": [0.7, 0.6]})
     told = reserved_shares(node.context(declarations=promise("team", "app"), forecasts=each))
-    assert told == {("team", "app"): 0.7}
+    assert told == {("c", "team", "app"): 0.7}
+    elsewhere = pd.DataFrame({"series": ["d/team/app#each"], "quantile": 0.9, "value": [0.7]})
+    assert reserved_shares(node.context(declarations=promise("team", "app"), forecasts=elsewhere)) == {
+        ("c", "team", "app"): 0.0
+    }
     batch = promise("team", "app", floor=0.4, service_class="offline")
-    assert reserved_shares(node.context(declarations=batch, forecasts=forecast)) == {("team", "app"): 0.4}
+    assert reserved_shares(node.context(declarations=batch, forecasts=forecast)) == {("c", "team", "app"): 0.4}
 
 
 def test_what_no_sample_shows_is_unobserved(make_node: MakeNode) -> None:

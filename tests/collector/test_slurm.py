@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import stat
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ import pytest
 from collector.assemble import Scrape
 from collector.collect import add_scrapes
 from collector.conformance import SourceConformance
-from collector.demand import SchedulerState
+from collector.demand import Ask, GpuRequest, SchedulerState
 from collector.errors import ConfigurationError
 from collector.plugins import SourceContext
+from collector.schedulers.board import SchedulerBoard
 from collector.schedulers.slurm import SlurmSource
 from collector.schedulers.slurm_jobs import SlurmFormatError, asks_of, cards_of_nodes, read_jobs
 from collector.settings import SourceSettings, TargetSettings
@@ -316,3 +318,25 @@ def test_what_a_scheduler_said_is_not_replaced_by_a_failure() -> None:
         known: dict[str, Scrape] = {}
         add_scrapes(known, scrapes)
         assert list(known.values()) == [answer]
+
+
+def test_equal_job_numbers_of_two_slurm_clusters_are_two_jobs() -> None:
+    def asked(account: str, name: str, numbers: Sequence[int]) -> SchedulerState:
+        request = GpuRequest(1.0, 1.0, None, 0.0, "")
+        asks = [Ask(f"{account}/{n}", account, name, "gpu", request, 0.0, to_pods=False) for n in numbers]
+        return SchedulerState(asks={ask.key: ask for ask in asks})
+
+    board = SchedulerBoard()
+    board.take({"slurm:ssh east squeue": (None, asked("vision", "train", (7, 8)))})
+    assert board.demand is not None
+    assert set(board.demand.asks) == {"vision/7", "vision/8"}
+    board.take({"slurm:ssh west squeue": (None, asked("vision", "serve", (7, 9)))})
+    assert {key: ask.workload for key, ask in board.demand.asks.items()} == {
+        "vision/7@ssh east squeue": "train",
+        "vision/8@ssh east squeue": "train",
+        "vision/7@ssh west squeue": "serve",
+        "vision/9@ssh west squeue": "serve",
+    }
+    assert board.jobs() == {"8": ("vision", "train"), "9": ("vision", "serve")}  # of 7 nobody can say whose it is
+    board.take({"slurm:ssh west squeue": (None, SchedulerState())})  # its queue is empty: names stay what they were
+    assert set(board.demand.asks) == {"vision/7@ssh east squeue", "vision/8@ssh east squeue"}

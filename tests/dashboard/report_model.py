@@ -94,12 +94,12 @@ def report(*, simulated: bool = True) -> Report:
         ),
         services=(
             Service(
-                "search", TURNED, "e2e", 0.999, 0.1, 60.0, 1e6, 0.9995, 1440, 0.98, 0.2,
+                f"search/{TURNED}", "c", "search", TURNED, "e2e", 0.999, 0.1, 60.0, 1e6, 0.9995, 1440, 0.98, 0.2,
                 tuple((START + timedelta(hours=h), (math.nan, 1.0, 0.97, 0.5)[h % 4]) for h in range(24)), "",
             ),
             Service(
-                "search", "quiet", "ttft", 0.99, 2.0, 60.0, math.nan, math.nan, 0, math.nan, math.nan, (),
-                "no requests were seen",
+                "search/quiet", "c", "search", "quiet", "ttft", 0.99, 2.0, 60.0,
+                math.nan, math.nan, 0, math.nan, math.nan, (), "no requests were seen",
             ),
         ),
         claims=Claims(

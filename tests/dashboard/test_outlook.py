@@ -68,11 +68,11 @@ def test_history_holds_each_workload_and_the_fleet() -> None:
     history = read_history(opened, end, "used", ForecastSettings(), STEP)
     opened.close()
     by = {str(name): frame.set_index("time")["value"] for name, frame in history.groupby("series")}
-    assert set(by) == {"fleet", "search/ranker", "search/trainer", "search/gone"}
+    assert set(by) == {"fleet", "c/search/ranker", "c/search/trainer", "c/search/gone"}
     noon = START + timedelta(days=1, hours=12)
-    assert by["search/trainer"][noon] == pytest.approx(0.25)
-    assert by["fleet"][noon] == pytest.approx(by["search/ranker"][noon] + 0.25)
-    assert by["search/gone"].index.max() == START + timedelta(days=1, seconds=-STEP)
+    assert by["c/search/trainer"][noon] == pytest.approx(0.25)
+    assert by["fleet"][noon] == pytest.approx(by["c/search/ranker"][noon] + 0.25)
+    assert by["c/search/gone"].index.max() == START + timedelta(days=1, seconds=-STEP)
     assert by["fleet"].index.max() == START + timedelta(days=3, seconds=-STEP)
 
 
@@ -84,10 +84,10 @@ def test_forecasts_come_with_their_own_error_and_work_from_files_alone(trimtab: 
     assert document["unit"] == "cards"
     assert document["made_at"] == "2026-01-08T00:00:00Z"
     found = {entry["series"]: entry for entry in document["forecasts"]}
-    assert list(found) == ["fleet", "search/ranker", "search/trainer"]
+    assert list(found) == ["fleet", "c/search/ranker", "c/search/trainer"]
     assert "1 series had no value in the last hour" in ran.err
-    assert found["search/trainer"]["quantiles"]["0.5"] == pytest.approx(0.25, abs=0.01)
-    ranker = found["search/ranker"]
+    assert found["c/search/trainer"]["quantiles"]["0.5"] == pytest.approx(0.25, abs=0.01)
+    ranker = found["c/search/ranker"]
     assert ranker["target_time"] == "2026-01-08T06:00:00Z"
     assert ranker["quantiles"]["0.1"] <= ranker["quantiles"]["0.5"] <= ranker["quantiles"]["0.975"]
     # At 06:00 the rhythm is at its top, six hours after the middle: the last value would be 0.2 too low.
@@ -100,9 +100,9 @@ def test_forecasts_come_with_their_own_error_and_work_from_files_alone(trimtab: 
 
 @pytest.mark.usefixtures("store")
 def test_a_table_for_people(trimtab: Callable[..., Ran]) -> None:
-    ran = trimtab("forecast", "--horizon", "6h", "--series", "search/trainer", "--field", "memory_used_bytes")
+    ran = trimtab("forecast", "--horizon", "6h", "--series", "c/search/trainer", "--field", "memory_used_bytes")
     line = ran.out.splitlines()[1]
-    assert line.split()[:4] == ["search/trainer", "6", "h", "1.00"]
+    assert line.split()[:4] == ["c/search/trainer", "6", "h", "1.00"]
     assert "memory_used_bytes in bytes" in ran.err
 
 
@@ -111,7 +111,7 @@ def test_a_table_for_people(trimtab: Callable[..., Ran]) -> None:
     ("arguments", "code", "expected"),
     [
         (["--field", "sm_activ_ratio"], 2, "the nearest known one is `sm_active_ratio`"),
-        (["--series", "search/rankr"], 3, "the nearest known one is `search/ranker`"),
+        (["--series", "c/search/rankr"], 3, "the nearest known one is `c/search/ranker`"),
         (["--horizon", "soon"], 2, "expected a length of time"),
         (["--field", "tokens_per_second"], 3, "no slice has a value of tokens_per_second in the last 28 days"),
         (["--rows", "nowhere"], 3, "expected a .parquet or .csv file or a folder of them, got nowhere"),

@@ -21,7 +21,7 @@ def test_both_levels_close(morning: SimulatedCluster, spec: ClusterSpec) -> None
 
 def test_a_reserve_is_taken_out_of_the_waste(morning: SimulatedCluster) -> None:
     bare = true_ledger(morning.truth, {})
-    kept = true_ledger(morning.truth, {("language", "chat"): 0.2})
+    kept = true_ledger(morning.truth, {(morning.spec.name, "language", "chat"): 0.2})
     assert kept["reserved"].sum() > 0
     np.testing.assert_allclose(kept["reserved"] + kept["wasted"], bare["wasted"])
 

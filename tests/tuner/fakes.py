@@ -178,7 +178,7 @@ def world_of(states: Sequence[TargetState], now: datetime = START, **rest: objec
     domains = {domain_of(t) for t in targets}
     whole = {"sm_quota_ratio": 1.0, "memory_quota_bytes": float(2**36), "quota_gpu_count": 32.0}
     promises = {
-        (s.facts["tenant"], s.facts["workload"]): declared(s.facts["tenant"], s.facts["workload"])
+        (s.target.cluster, s.facts["tenant"], s.facts["workload"]): declared(s.facts["tenant"], s.facts["workload"])
         for s in states
         if "tenant" in s.facts
     }

@@ -66,7 +66,7 @@ def test_auto_asks_for_what_cannot_be_undone_at_will() -> None:
     assert decision(restart) == ("ask", "it restarts offline work, and auto_restart_offline is off")
     allowed = TunerSettings(mode=Mode.AUTO, auto_restart_offline=True)
     assert decision(restart, allowed) == ("go", "mode auto")
-    online = {("t", "v"): declared("t", "v", service_class="online")}
+    online = {("c", "t", "v"): declared("t", "v", service_class="online")}
     assert decision(restart, allowed, declarations=online)[1] == "it restarts online work (slice c/n0/GPU-0/v)"
     assert decision(restart, allowed, declarations={})[0] == "ask"
 

@@ -41,7 +41,7 @@ def worlds(draw: st.DrawFn) -> tuple[World, Plan]:
                 held(target, {"sm_quota_ratio": round(share / 100 / step) * step}, kind=kind, workload=f"w{gpu}{i}")
             )
             floor = draw(st.sampled_from([0.0, 0.1, 0.3]))
-            promises["t", f"w{gpu}{i}"] = declared("t", f"w{gpu}{i}", floor=floor)
+            promises["c", "t", f"w{gpu}{i}"] = declared("t", f"w{gpu}{i}", floor=floor)
     groups = []
     for n in range(draw(st.integers(1, 8))):
         chosen = draw(st.lists(st.sampled_from(states), min_size=1, max_size=4, unique_by=lambda s: s.target))
@@ -109,7 +109,7 @@ def test_guards_only_lessen_and_floors_hold(case: tuple[World, Plan]) -> None:
             assert (step.after - step.before) / knob.quantum == pytest.approx(
                 round((step.after - step.before) / knob.quantum), abs=1e-5
             )
-            promise = world.declarations["t", step.workload].declaration
+            promise = world.declarations["c", "t", step.workload].declaration
             assert not step.is_decrease or step.after >= promise.floor - 1e-9
     for drop in result.drops:
         assert drop.guard

@@ -139,7 +139,7 @@ def test_protected_and_undeclared() -> None:
     assert refusal(RAISE, settings=TunerSettings(protected=("t/a",))) == (
         "protection: t/a is protected by configuration"
     )
-    guarded_one = {("t", "a"): declared("t", "a", protected=True)}
+    guarded_one = {("c", "t", "a"): declared("t", "a", protected=True)}
     assert refusal(RAISE, declarations=guarded_one) == "protection: t/a is declared protected"
     said = refusal(LOWER, declarations={})
     assert said == "protection: nobody declared t/b: it counts as online and is never lowered"
@@ -147,7 +147,7 @@ def test_protected_and_undeclared() -> None:
     undeclared = ResolvedWorkload(
         tenant="t", workload="b", declaration=WorkloadDeclaration(protected=True), declared=False, origin={}
     )
-    assert refusal(LOWER, declarations={("t", "b"): undeclared}).startswith("protection: nobody declared")
+    assert refusal(LOWER, declarations={("c", "t", "b"): undeclared}).startswith("protection: nobody declared")
 
 
 def test_a_queue_belongs_to_many_workloads() -> None:
@@ -294,11 +294,11 @@ def test_values_between_quanta_move_toward_the_present() -> None:
 
 
 def test_floor_and_range() -> None:
-    floors = {("t", "b"): declared("t", "b", floor=0.45)}
+    floors = {("c", "t", "b"): declared("t", "b", floor=0.45)}
     result = guarded(group(change(B, 0.6, 0.3)), declarations=floors)
     assert result.groups[0].changes[0].after == pytest.approx(0.45)
     assert result.drops[0].reason == "sm_quota_ratio of slice c/n0/GPU-0/b ends at 0.45 (its declared floor)"
-    below = {("t", "b"): declared("t", "b", floor=0.7)}
+    below = {("c", "t", "b"): declared("t", "b", floor=0.7)}
     assert refusal(change(B, 0.6, 0.3), declarations=below).startswith("limits: ")
     high = guarded(group(change(C, 0.5, 0.9)), knobs=(replace(SM, high=0.6), MEMORY))
     assert high.groups[0].changes[0].after == pytest.approx(0.6)

@@ -67,8 +67,8 @@ def test_a_simulated_fleet_is_measured_whole_and_says_so(plain: Analysis, cluste
     assert {f.simulated for f in plain.findings} == {True}
     assert (plain.census.nodes, plain.census.cards) == (4, 16)
     assert {f.code for f in plain.findings} >= {"TT221"}  # a card that is cut so that memory slices are lost
-    assert plain.declarations["vision", "segment-train"].declaration.service_class == "offline"
-    assert plain.declarations["language", "chat"].declaration.objective is not None
+    assert plain.declarations[cluster.spec.name, "vision", "segment-train"].declaration.service_class == "offline"
+    assert plain.declarations[cluster.spec.name, "language", "chat"].declaration.objective is not None
     document = plain.to_json()
     own = {"free_now", "quota_moves", "slices", "hollow_busy"}
     assert set(document) == {"schema_version", "simulated", "findings", "census", "ledger", "waiting", *own}
@@ -238,7 +238,7 @@ def test_larger_effects_come_first_and_what_was_not_asked_for_is_left_out() -> N
     )
     assert [f.claim for f in found.findings] == ["large", "small", "none", "unsure"]
     assert telling.context is not None
-    assert telling.context.declarations["t", "w"].declaration.service_class == "offline"
+    assert telling.context.declarations["c", "t", "w"].declaration.service_class == "offline"
     assert telling.context.forecasts.empty
     assert not found.simulated
     assert math.isclose(telling.context.window.length / timedelta(minutes=1), 3.0)

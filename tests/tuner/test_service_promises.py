@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -19,7 +20,7 @@ NO_FACTS = FrameStore.of_batches([]).facts()
 
 def resolve(*facts: Fact, configured: Sequence[WorkloadDeclaration] = ()) -> ResolvedWorkload:
     store = FrameStore.of_batches([Batch(facts=[fact]) for fact in facts])
-    return promises_of(store.facts(), [("t", "w")], configured)["t", "w"]
+    return promises_of(store.facts(), [("c", "t", "w")], configured)["c", "t", "w"]
 
 
 def test_configuration_wins_over_annotations_and_these_over_defaults_field_by_field() -> None:
@@ -122,25 +123,41 @@ def test_annotations_that_contradict_the_configuration_count_as_none(annotation:
 
 
 def test_holders_are_those_of_the_rows_without_nobody_and_the_unknown() -> None:
-    rows = pd.DataFrame({"tenant": ["a", "a", "none", "a", ""], "workload": ["train", "train", "none", "unknown", ""]})
-    assert set(resolve_promises(NO_FACTS, rows, ())) == {("a", "train")}
+    rows = pd.DataFrame(
+        {
+            "cluster": ["c", "c", "c", "c", "c"],
+            "tenant": ["a", "a", "none", "a", ""],
+            "workload": ["train", "train", "none", "unknown", ""],
+        }
+    )
+    assert set(resolve_promises(NO_FACTS, rows, ())) == {("c", "a", "train")}
 
 
 def test_a_workload_with_an_annotation_needs_no_slice() -> None:
     store = FrameStore.of_batches([Batch(facts=[promise("service_class", "offline", workload="b/waits")])])
-    assert set(promises_of(store.facts(), [], ())) == {("b", "waits")}
+    assert set(promises_of(store.facts(), [], ())) == {("c", "b", "waits")}
+
+
+def test_equal_names_in_two_clusters_are_two_workloads() -> None:
+    said = promise("service_class", "offline", workload="t/w")
+    elsewhere = replace(said, subject=replace(said.subject, cluster="d"), value="online")
+    store = FrameStore.of_batches([Batch(facts=[said, elsewhere])])
+    found = promises_of(store.facts(), [("c", "t", "w"), ("d", "t", "w"), ("e", "t", "w")], ())
+    classes = {owner[0]: (known.declared, known.declaration.service_class) for owner, known in found.items()}
+    assert classes == {"c": (True, "offline"), "d": (True, "online"), "e": (False, "online")}
 
 
 def test_protected_is_what_nobody_knows_nobody_declared_or_somebody_protects() -> None:
     promises = promises_of(
         NO_FACTS,
-        [("t", "free"), ("t", "kept"), ("t", "silent")],
+        [("c", "t", "free"), ("c", "t", "kept"), ("c", "t", "silent")],
         [
             WorkloadDeclaration(match="free", service_class="offline"),
             WorkloadDeclaration(match="kept", service_class="offline", protected=True),
         ],
     )
-    assert not is_protected(promises, "t", "free")
-    assert is_protected(promises, "t", "kept")
-    assert is_protected(promises, "t", "silent")
-    assert is_protected(promises, "t", "never seen")
+    assert not is_protected(promises, ("c", "t", "free"))
+    assert is_protected(promises, ("c", "t", "kept"))
+    assert is_protected(promises, ("c", "t", "silent"))
+    assert is_protected(promises, ("c", "t", "never seen"))
+    assert is_protected(promises, ("d", "t", "free"))  # another cluster's

@@ -337,7 +337,7 @@ def test_promises_are_read_anew_after_a_while_and_when_a_workload_is_new(
     assert not view_of(watch.look(at(25)), job).protected
     store.write(slice_rows(CHAT, range(26, 30), workload="late", busy_ratio=0.1))
     store.write(Batch(facts=[promise("service_class", "offline", 26, workload="t/late")]))
-    assert ("t", "late") in watch.look(at(29)).declarations
+    assert ("c", "t", "late") in watch.look(at(29)).declarations
 
 
 def test_a_minute_counts_once_however_often_it_is_looked_at(
@@ -347,16 +347,16 @@ def test_a_minute_counts_once_however_often_it_is_looked_at(
     for minute in (3, 4):  # both miss the objective at half of the quota
         store.write(serving(CHAT, range(minute, minute + 1), busy=0.3, kept=0.1))
         watch.look(at(minute))
-    assert watch.utilisation_limit("t/chat") == 0.6  # two minutes prove nothing
+    assert watch.utilisation_limit("c/t/chat") == 0.6  # two minutes prove nothing
     store.write(serving(CHAT, range(5, 6), busy=0.3, kept=0.1))
     watch.look(at(5))
-    assert watch.utilisation_limit("t/chat") == pytest.approx(10 / BINS)
+    assert watch.utilisation_limit("c/t/chat") == pytest.approx(10 / BINS)
 
 
 def test_history_is_the_mean_over_the_slices_of_a_workload(make_watch: Callable[..., Watch]) -> None:
     watch = make_watch(batches=everybody(range(6)))
     watch.look(at(5))
-    (chat,) = watch._history.frame().query("series == 't/chat'")["value"]
+    (chat,) = watch._history.frame().query("series == 'c/t/chat'")["value"]
     assert chat == pytest.approx((0.3 + 0.2) / 2)
 
 
@@ -367,19 +367,19 @@ def test_a_warm_watch_has_learned_what_a_watching_one_saw(make_watch: Callable[.
         training(TRAIN, range(60, 120)),
     )
     watch = make_watch(batches=batches)
-    assert watch.watched_seconds("t/chat") == 0.0
+    assert watch.watched_seconds("c/t/chat") == 0.0
     watch.warm(at(120), timedelta(minutes=120))
-    assert watch.watched_seconds("t/chat") == 120 * 60
-    assert watch.watched_seconds("t/train") == 60 * 60
+    assert watch.watched_seconds("c/t/chat") == 120 * 60
+    assert watch.watched_seconds("c/t/train") == 60 * 60
     assert watch.peak_memory(CHAT_2) == 7 * GIB
-    assert watch.utilisation_limit("t/chat") == pytest.approx(0.4)  # all lost at 0.4 of 0.5
-    assert all(math.isnan(need) for need in watch.needs("t/chat"))
+    assert watch.utilisation_limit("c/t/chat") == pytest.approx(0.4)  # all lost at 0.4 of 0.5
+    assert all(math.isnan(need) for need in watch.needs("c/t/chat"))
     sight = watch.look(at(120))
-    lead, hold = watch.needs("t/chat")
+    lead, hold = watch.needs("c/t/chat")
     assert 0.2 <= lead <= hold  # never less further ahead
     assert (view_of(sight, CHAT).need_lead, view_of(sight, CHAT).need_hold) == (lead, hold)
     rows = watch.forecasts()
-    assert rows["series"].tolist() == ["t/chat#each", "t/train#each"]
+    assert rows["series"].tolist() == ["c/t/chat#each", "c/t/train#each"]
     assert set(rows["quantile"]) == {0.975}
     assert rows["value"].iloc[0] == lead
 
@@ -395,8 +395,8 @@ def test_the_past_is_judged_by_the_quotas_of_its_own_time(make_watch: Callable[.
     watch = make_watch(batches=batches)  # today: 0.5 and 0.3
     watch.warm(at(60), timedelta(hours=1))
     history = watch._history.frame()
-    assert history.query("series == 't/chat'")["value"].tolist() == pytest.approx([0.1] * 12)
-    assert history.query("series == 't/train'")["value"].tolist() == pytest.approx([0.3] * 12)
+    assert history.query("series == 'c/t/chat'")["value"].tolist() == pytest.approx([0.1] * 12)
+    assert history.query("series == 'c/t/train'")["value"].tolist() == pytest.approx([0.3] * 12)
 
 
 def test_warming_reads_hours_at_once(
@@ -413,7 +413,7 @@ def test_warming_reads_hours_at_once(
     monkeypatch.setattr(store, "read", counted)
     watch.warm(at(0), timedelta(hours=13))
     assert [w.seconds / 3600 for w in windows] == [6, 6, 6, 6, 1, 1]  # slices and cards
-    assert watch.watched_seconds("t/chat") == 13 * 3600
+    assert watch.watched_seconds("c/t/chat") == 13 * 3600
 
 
 def test_forecasts_are_made_anew_after_a_quarter_of_an_hour(
@@ -422,12 +422,12 @@ def test_forecasts_are_made_anew_after_a_quarter_of_an_hour(
     watch = make_watch(batches=(serving(CHAT, range(90), busy=0.2),))
     watch.warm(at(90), timedelta(minutes=90))
     watch.look(at(90))
-    first = watch.needs("t/chat")
+    first = watch.needs("c/t/chat")
     store.write(serving(CHAT, range(90, 120), busy=0.8, rate=40.0))
     watch.look(at(100))
-    assert watch.needs("t/chat") == first
+    assert watch.needs("c/t/chat") == first
     watch.look(at(105))
-    assert watch.needs("t/chat")[0] > first[0]
+    assert watch.needs("c/t/chat")[0] > first[0]
 
 
 def test_models_are_fitted_once_a_day_was_seen_and_again_after_half_a_day(
@@ -444,7 +444,7 @@ def test_models_are_fitted_once_a_day_was_seen_and_again_after_half_a_day(
     monkeypatch.setattr(watch._forecaster, "fit", counted)
     wave = 0.2 + 0.1 * np.sin(np.arange(0, 26 * 12) / 144 * np.pi)
     for step, value in enumerate(wave):
-        watch._history.add(at(5 * step), {"t/chat": float(value)})
+        watch._history.add(at(5 * step), {"c/t/chat": float(value)})
     last = at(5 * (len(wave) - 1))
     watch.look(last)
     assert len(fits) == 1
@@ -457,4 +457,4 @@ def test_models_are_fitted_once_a_day_was_seen_and_again_after_half_a_day(
 def test_warming_looks_back_no_further_than_the_history_reaches(make_watch: Callable[..., Watch]) -> None:
     watch = make_watch(batches=(serving(CHAT, range(10)),))
     watch.warm(at(10), timedelta())
-    assert watch.watched_seconds("t/chat") == 0.0
+    assert watch.watched_seconds("c/t/chat") == 0.0

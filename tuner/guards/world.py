@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from collector.declarations import ResolvedWorkload
+from collector.declarations import Owner, ResolvedWorkload
 from tuner.killswitch import Pause
 from tuner.model import BackendState, Change, Eviction, Freeze, Group, Knob, KnobEffect, Plan, Target, TargetState
 from tuner.record import FAILED_STATES, WRITTEN_STATES, ChangeState, GroupRecord
@@ -52,7 +52,7 @@ class World:
         proven: kind of group -> how many were confirmed lately, for the waves.
         pause: the kill switch.
         watching_since: since when the inventory is complete and own samples arrive; None: not yet.
-        declarations: (tenant, workload) -> promises.
+        declarations: (cluster, tenant, workload) -> promises.
         calendars: spans without changes.
         peak_memory_bytes: slice -> highest use seen.
         reserves: online slice -> compute share of the card kept for it. Its quota is a cap that it may come near, not
@@ -73,7 +73,7 @@ class World:
     proven: Mapping[str, int] = field(default_factory=dict)
     pause: Pause = field(default_factory=lambda: Pause(Freeze.NONE))
     watching_since: datetime | None = None
-    declarations: Mapping[tuple[str, str], ResolvedWorkload] = field(default_factory=dict)
+    declarations: Mapping[Owner, ResolvedWorkload] = field(default_factory=dict)
     calendars: Sequence[CalendarSettings] = ()
     peak_memory_bytes: Mapping[Target, float] = field(default_factory=dict)
     reserves: Mapping[Target, float] = field(default_factory=dict)
@@ -154,8 +154,7 @@ class Facts:
 
     def declaration(self, change: Change) -> ResolvedWorkload | None:
         """Return the promises about the workload that a change touches."""
-        tenant, workload = self.subject(change)
-        return self.world.declarations.get((tenant, workload))
+        return self.world.declarations.get((change.target.cluster, *self.subject(change)))
 
     def subject(self, change: Change) -> tuple[str, str]:
         """Return (tenant, workload): what the change says, else what the backend says of the target."""

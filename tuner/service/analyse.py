@@ -22,7 +22,7 @@ from analyzer.quota_moves import QuotaMove, quota_moves
 from analyzer.settings import AnalyzeSettings
 from analyzer.slice_account import ACCOUNT_KEY, FreeNow, accounts_document, free_now, measure_account, no_accounts
 from analyzer.waiting import Waiting, measure_waiting
-from collector.declarations import ResolvedWorkload, WorkloadDeclaration
+from collector.declarations import OWNER, Owner, ResolvedWorkload, WorkloadDeclaration
 from collector.plugins import load_plugin, plugin_names
 from collector.protocols import StoreReader
 from collector.window import Window
@@ -71,7 +71,7 @@ class Analysis:
     free: tuple[FreeNow, ...]
     moves: tuple[QuotaMove, ...]
     hollow: tuple[HollowBusy, ...]
-    declarations: Mapping[tuple[str, str], ResolvedWorkload]
+    declarations: Mapping[Owner, ResolvedWorkload]
     facts: pd.DataFrame  # of the window
     simulated: bool
 
@@ -255,7 +255,7 @@ def _context(
     forecasts: pd.DataFrame | None,
 ) -> Context:
     facts = store.facts(window)
-    holders = store.read("slice", window, fields=["busy_ratio"], by=["tenant", "workload"], aggregate="count")
+    holders = store.read("slice", window, fields=["busy_ratio"], by=OWNER, aggregate="count")
     return Context(
         window=window,
         interval_seconds=interval_seconds,

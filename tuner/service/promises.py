@@ -8,7 +8,7 @@ import orjson
 import pandas as pd
 from pydantic import ValidationError
 
-from collector.declarations import ResolvedWorkload, WorkloadDeclaration, resolve_workload
+from collector.declarations import OWNER, Owner, ResolvedWorkload, WorkloadDeclaration, resolve_workload
 from collector.schema import NOBODY, UNKNOWN
 
 _FOREVER_MS = 2**62
@@ -19,43 +19,48 @@ _PLAIN_FACTS = ("service_class", "weight", "floor", "protected", "checkpoint_sec
 
 def resolve_promises(
     facts: pd.DataFrame, slices: pd.DataFrame, configured: Sequence[WorkloadDeclaration]
-) -> dict[tuple[str, str], ResolvedWorkload]:
-    """As `promises_of`, for the holders of slice rows (columns `tenant` and `workload`)."""
-    holders = {(str(t), str(w)) for t, w in slices[["tenant", "workload"]].drop_duplicates().to_numpy()}
+) -> dict[Owner, ResolvedWorkload]:
+    """As `promises_of`, for the holders of slice rows (columns `cluster`, `tenant` and `workload`)."""
+    named = slices[OWNER].drop_duplicates().to_numpy()
+    holders = {(str(c), str(t), str(w)) for c, t, w in named}
     return promises_of(facts, holders, configured)
 
 
 def promises_of(
-    facts: pd.DataFrame, holders: Iterable[tuple[str, str]], configured: Sequence[WorkloadDeclaration]
-) -> dict[tuple[str, str], ResolvedWorkload]:
-    """Return (tenant, workload) -> promises for every workload that holds a slice or has an annotation.
+    facts: pd.DataFrame, holders: Iterable[Owner], configured: Sequence[WorkloadDeclaration]
+) -> dict[Owner, ResolvedWorkload]:
+    """Return (cluster, tenant, workload) -> promises for every workload that holds a slice or has an annotation.
+
+    Equal names in two clusters are two workloads: annotations of one promise nothing about the other.
 
     Args:
         facts: as `Store.facts` returns them; later spans win.
-        holders: (tenant, workload) of the slices; nobody and unknown holders are left out.
+        holders: (cluster, tenant, workload) of the slices; nobody and unknown holders are left out.
         configured: the `[[workload]]` tables, in order.
     """
-    annotations: dict[tuple[str, str], dict[str, str]] = {}
+    annotations: dict[Owner, dict[str, str]] = {}
     told = _as_last_seen(facts[facts["kind"] == "workload"])
     noted = told[told["provenance"] == "declared"]
-    for subject, name, value in zip(noted["object"], noted["name"], noted["value"], strict=True):
+    for cluster, subject, name, value in noted[["cluster", "object", "name", "value"]].itertuples(
+        index=False, name=None
+    ):
         tenant, _, workload = str(subject).partition("/")
-        notes = annotations.setdefault((tenant, workload), {})
+        notes = annotations.setdefault((str(cluster), tenant, workload), {})
         if name in _PLAIN_FACTS:
             notes[str(name)] = str(value)
         elif name == "objective":
             notes |= {f"objective_{key}": str(part) for key, part in orjson.loads(str(value)).items()}
-    keys = {(tenant, workload) for tenant, workload in holders if workload not in _NOBODY}
+    keys = {owner for owner in holders if owner[2] not in _NOBODY}
     return {
-        (tenant, workload): _resolve(tenant, workload, tuple(configured), annotations.get((tenant, workload)))
-        for tenant, workload in sorted(keys | annotations.keys())
+        owner: _resolve(*owner[1:], tuple(configured), annotations.get(owner))
+        for owner in sorted(keys | annotations.keys())
     }
 
 
 def _as_last_seen(spans: pd.DataFrame) -> pd.DataFrame:
     """Keep what was still so when a workload was seen last: a promise that was taken back before is none any more."""
     ended = spans["to"].dt.as_unit("ms").astype("int64").where(spans["to"].notna(), _FOREVER_MS)
-    last: pd.DataFrame = spans[ended == ended.groupby(spans["object"]).transform("max")]
+    last: pd.DataFrame = spans[ended == ended.groupby([spans["cluster"], spans["object"]]).transform("max")]
     return last.sort_values("from", kind="stable")
 
 
@@ -76,7 +81,7 @@ def objective_share(promise: ResolvedWorkload | None) -> float:
     return promise.declaration.objective.share
 
 
-def is_protected(promises: Mapping[tuple[str, str], ResolvedWorkload], tenant: str, workload: str) -> bool:
+def is_protected(promises: Mapping[Owner, ResolvedWorkload], owner: Owner) -> bool:
     """Say whether nobody promised anything about a workload, or somebody protected it: then it is never lowered."""
-    promise = promises.get((tenant, workload))
+    promise = promises.get(owner)
     return promise is None or not promise.declared or promise.declaration.protected

@@ -14,7 +14,7 @@ import pandas as pd
 from analyzer.facts import says_simulated
 from analyzer.findings import Finding
 from analyzer.forecast import LoadForecaster
-from collector.declarations import ResolvedWorkload, WorkloadDeclaration
+from collector.declarations import Owner, ResolvedWorkload, WorkloadDeclaration
 from collector.protocols import Store
 from collector.schema import NOBODY
 from collector.window import Window
@@ -63,7 +63,7 @@ class Sight:
 
     planner: PlannerInput
     state: BackendState
-    declarations: Mapping[tuple[str, str], ResolvedWorkload]
+    declarations: Mapping[Owner, ResolvedWorkload]
     coverage: Mapping[Target, float]
     peak_memory_bytes: Mapping[Target, float]
     capacity: Mapping[Target, Mapping[str, float]]
@@ -107,8 +107,8 @@ class Watch:
         self._seen_until: datetime | None = None
         self._sick: dict[tuple[Target, str], datetime] = {}  # card and message -> when it was last told
         self._sick_at: datetime | None = None
-        self._promises: dict[tuple[str, str], ResolvedWorkload] = {}
-        self._undeclarable: set[tuple[str, str]] = set()  # nobody, and unknown holders
+        self._promises: dict[Owner, ResolvedWorkload] = {}
+        self._undeclarable: set[Owner] = set()  # nobody, and unknown holders
         self._promises_at: datetime | None = None
         self._simulated = False
 
@@ -189,7 +189,7 @@ class Watch:
 
     def _learn(
         self, holdings: Sequence[Holding], window: Window
-    ) -> tuple[dict[Target, Seen], dict[tuple[str, str], ResolvedWorkload]]:
+    ) -> tuple[dict[Target, Seen], dict[Owner, ResolvedWorkload]]:
         """Remember what the slices did in a window; return what was seen of each, and what was promised."""
         promises = self._promises_of(holdings, window)
         seen: dict[Target, Seen] = {}
@@ -197,7 +197,8 @@ class Watch:
         last_ms = max((float(h.times_ms[-1]) for h in holdings), default=0.0)
         fresh_ms = 0.0 if self._seen_until is None else self._seen_until.timestamp() * 1000 - 0.5  # whole ms
         for holding in holdings:
-            series = series_of(holding.tenant, holding.workload)
+            owner = (holding.target.cluster, holding.tenant, holding.workload)
+            series = series_of(owner)
             used = self._used(series, holding, window.end)
             self._remember_peak(holding.target, holding.memory_bytes)
             seen[holding.target] = Seen(
@@ -210,7 +211,7 @@ class Watch:
                 continue
             if not math.isnan(used):
                 totals[series].append(used)
-            share = objective_share(promises.get((holding.tenant, holding.workload)))
+            share = objective_share(promises.get(owner))
             if not math.isnan(share):
                 new = holding.times_ms >= fresh_ms
                 kept = np.where(np.isnan(holding.met[new]), np.nan, holding.met[new] >= share)
@@ -227,9 +228,9 @@ class Watch:
         calm = self._costs.used(series, holding.requests_per_second)
         return used if math.isnan(calm) else calm
 
-    def _promises_of(self, holdings: Sequence[Holding], window: Window) -> dict[tuple[str, str], ResolvedWorkload]:
+    def _promises_of(self, holdings: Sequence[Holding], window: Window) -> dict[Owner, ResolvedWorkload]:
         """Return the promises of all workloads; read anew every few minutes, and when a workload is new."""
-        holders = {(h.tenant, h.workload) for h in holdings}
+        holders = {(h.target.cluster, h.tenant, h.workload) for h in holdings}
         known = self._promises_at is not None and window.end - self._promises_at < _PROMISES_EVERY
         if not known or holders - self._promises.keys() - self._undeclarable:
             facts = self._store.facts(window, names=PROMISE_FACTS)
@@ -284,9 +285,9 @@ def _side_by_side(state: BackendState) -> set[Target]:
     return {t for t, s in state.targets.items() if s.facts.get("kind") == "mps"}
 
 
-def series_of(tenant: str, workload: str) -> str:
+def series_of(owner: Owner) -> str:
     """Return the name under which a workload's history is kept (mean over its slices)."""
-    return f"{tenant}/{workload}"
+    return "/".join(owner)
 
 
 def _age_of_inputs(views: Sequence[SliceView], most: float) -> float:
@@ -309,7 +310,7 @@ def _card_of(target: Target) -> Target:
 def _views(
     state: BackendState,
     seen: Mapping[Target, Seen],
-    promises: Mapping[tuple[str, str], ResolvedWorkload],
+    promises: Mapping[Owner, ResolvedWorkload],
     watch: Watch,
     claims: Claims,
 ) -> list[SliceView]:
@@ -318,11 +319,12 @@ def _views(
         tenant, workload = held.facts.get("tenant", ""), held.facts.get("workload", "")
         if target.kind != "slice" or tenant in {"", NOBODY}:
             continue
-        promise = promises.get((tenant, workload))
+        owner = (target.cluster, tenant, workload)
+        promise = promises.get(owner)
         last = seen.get(target, Seen(math.nan, math.nan, 0.0, math.inf))
-        series = series_of(tenant, workload)
+        series = series_of(owner)
         lead, hold = watch.needs(series)
-        protected = is_protected(promises, tenant, workload)
+        protected = is_protected(promises, owner)
         offline = promise is not None and promise.declared and promise.declaration.service_class == "offline"
         views.append(
             SliceView(
