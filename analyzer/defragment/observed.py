@@ -22,7 +22,7 @@ from analyzer.findings import Finding, Role, Verdict
 from analyzer.mig import Instance, board_of, layout_faults
 from analyzer.protocols import Partition
 from analyzer.shares import cards
-from collector.declarations import ResolvedWorkload
+from collector.declarations import Owner, ResolvedWorkload
 from collector.schema import NOBODY
 from collector.window import Window
 
@@ -36,7 +36,7 @@ PLACEMENT_COLUMNS = [
     *("cluster", "node", "gpu", "slice", "tenant", "workload", "model", "kind", "profile", "pod"),
     *("quota", "estimated", "granted_bytes", "used_bytes", "peak_bytes", "total_bytes", "low_watts", "gone"),
 ]
-Promises = Mapping[tuple[str, str], ResolvedWorkload]
+Promises = Mapping[Owner, ResolvedWorkload]
 
 
 @dataclass(frozen=True)
@@ -290,7 +290,7 @@ class _Builder:
         fixed: bool,
     ) -> Pod:
         row, place = pieces[0]
-        promise = self.promises.get((row["tenant"], row["workload"]))
+        promise = self.promises.get((row["cluster"], row["tenant"], row["workload"]))
         cut = row["kind"] == "mig"
         held = [r["granted_bytes"] if r["granted_bytes"] > 0 else r["peak_bytes"] for r, _ in pieces]
         memory = max((h for h in held if h > 0), default=0.0) if row["kind"] in _SHARING else 0.0

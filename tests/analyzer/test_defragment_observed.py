@@ -14,20 +14,20 @@ from analyzer.defragment.observed import Observed, measure_placement, observe
 from analyzer.defragment.planner import place_demand
 from analyzer.defragment.room import make_room
 from analyzer.findings import Role, SubjectRef, Verdict, make_finding
-from collector.declarations import ResolvedWorkload, WorkloadDeclaration
+from collector.declarations import Owner, ResolvedWorkload, WorkloadDeclaration
 from tests.analyzer.conftest import MakeNode, Node
 
 GIB = float(1 << 30)
 
 
-def promised(name: str, **said: Any) -> tuple[tuple[str, str], ResolvedWorkload]:
+def promised(name: str, **said: Any) -> tuple[Owner, ResolvedWorkload]:
     declaration = WorkloadDeclaration.model_validate({"service_class": "offline", **said})
-    return ("team", name), ResolvedWorkload(
+    return ("c", "team", name), ResolvedWorkload(
         tenant="team", workload=name, declaration=declaration, declared=True, origin={}
     )
 
 
-def seen(*nodes: Node, promises: dict[tuple[str, str], ResolvedWorkload], **rest: Any) -> Observed:
+def seen(*nodes: Node, promises: dict[Owner, ResolvedWorkload], **rest: Any) -> Observed:
     placement = pd.concat([measure_placement(node.partition()) for node in nodes], ignore_index=True)
     facts = pd.concat([node.facts() for node in nodes], ignore_index=True)
     return observe(placement, facts, nodes[0].window, promises, **rest)
