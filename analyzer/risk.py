@@ -48,7 +48,7 @@ _STEP_SECONDS = 300.0
 _FEWEST_STEPS = 12  # an hour of 5-minute steps
 _SILENT = timedelta(hours=1)  # a slice without rows for so long is gone
 _HOURS = (1, 2, 3, 4, 6, 9, 12, 18, 24)
-_LEVELS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975, 0.99, 0.995)
+LEVELS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975, 0.99, 0.995)
 _HOLDS, _SUSPECTED = 0.9, 0.5  # probability from which the verdict is given
 _RISK = (
     "a cache that stops at its own limit, memory that a restart frees, or a quota raised in the meantime "
@@ -58,7 +58,7 @@ _RISK = (
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What the forecast says of one slice against its limit; times in seconds, infinite beyond the horizon."""
+    """What a forecast says of a series against its limit; times in seconds, infinite beyond the horizon."""
 
     probability: float  # the largest over the horizons, that memory lies above the limit
     middle: float  # until the median passes the limit
@@ -163,12 +163,12 @@ class ForecastRiskDetector:
         history = pd.DataFrame({"series": series, "time": usable["time"], "value": usable["used_bytes"]})
         forecaster = LoadForecaster(step=timedelta(seconds=max(_STEP_SECONDS, context.interval_seconds)))
         horizons = [timedelta(hours=hours) for hours in _HOURS]
-        said = forecaster.fit(history).forecast(history, context.window.end, horizons, _LEVELS)
+        said = forecaster.fit(history).forecast(history, context.window.end, horizons, LEVELS)
         newest = usable.assign(series=series).drop_duplicates("series", keep="last")
         slices = {str(row["series"]): row for row in records(newest)}
         found: dict[str, tuple[Outlook, pd.DataFrame]] = {}
         for name, rows in said.groupby("series", sort=True):
-            outlook = _outlook(rows, float(slices[str(name)]["limit_bytes"]))
+            outlook = outlook_of(rows, float(slices[str(name)]["limit_bytes"]))
             if outlook.probability >= _SUSPECTED and math.isfinite(outlook.middle):
                 found[str(name)] = outlook, rows
         judged = _judge(history[history["series"].isin(list(found))])
@@ -189,7 +189,7 @@ def probability_above(values: FloatArray, limit: float) -> float:
     if at == len(values):
         return 0.0
     share = float((limit - values[at - 1]) / (values[at] - values[at - 1]))
-    return 1.0 - (_LEVELS[at - 1] + share * (_LEVELS[at] - _LEVELS[at - 1]))
+    return 1.0 - (LEVELS[at - 1] + share * (LEVELS[at] - LEVELS[at - 1]))
 
 
 def _limits(partition: Partition, present: pd.DataFrame) -> dict[tuple[str, str, str, str], tuple[float, str]]:
@@ -221,12 +221,13 @@ def _card_memory(partition: Partition) -> dict[str, float]:
     return sizes | {key[2]: to_float(value) for key, value in facts.items()}
 
 
-def _outlook(rows: pd.DataFrame, limit: float) -> Outlook:
+def outlook_of(rows: pd.DataFrame, limit: float) -> Outlook:
+    """Return what the forecast of one series, at `LEVELS`, says of passing `limit`."""
     table = rows.pivot(index="horizon_seconds", columns="quantile", values="value").sort_index()
     values, seconds = table.to_numpy(np.float64), table.index.to_numpy(np.float64)
 
     def until(level: float) -> float:
-        above = values[:, _LEVELS.index(level)] > limit
+        above = values[:, LEVELS.index(level)] > limit
         return float(seconds[above.argmax()]) if above.any() else math.inf
 
     return Outlook(max(probability_above(path, limit) for path in values), until(0.5), until(0.9), until(0.1))

@@ -57,6 +57,7 @@ _SHORT_ID = 12  # enough to tell findings of one code apart; `explain` takes any
 _DETECTORS = {  # else the one of the family's name
     Family.CONTENTION: ("contention", "colocation", "sharing-cost"),
     Family.FRAGMENTATION: ("fragmentation", "sharing-memory", "allocator"),
+    Family.FORECAST: ("forecast", "exhaustion"),
     Family.HEALTH: ("health", "health-errors", "health-metrics", "isolation"),
 }
 

@@ -15,6 +15,7 @@ from analyzer.allocator_detector import AllocatorDetector
 from analyzer.bottleneck import BottleneckDetector
 from analyzer.census import SUBJECT_COLUMNS, measure_subjects, take_census
 from analyzer.codes import NOT_THERE_YET, Scope, codes, explain, page, pages, write_pages
+from analyzer.exhaustion import ExhaustionDetector
 from analyzer.fragmentation import FragmentationDetector
 from analyzer.health import HealthDetector
 from analyzer.idle import IdleDetector
@@ -27,6 +28,7 @@ from tests.analyzer.conftest import MakeNode
 ROOT = Path(__file__).resolve().parents[2]
 DETECTORS: tuple[Detector, ...] = (
     FragmentationDetector(),
+    ExhaustionDetector(),
     IdleDetector(),
     BottleneckDetector(),
     HealthDetector(),
@@ -43,6 +45,7 @@ PRESENT = {
     "TT321",
     *(f"TT{n}" for n in range(401, 411)),
     "TT502",
+    "TT504",
     *(f"TT{n}" for n in range(601, 609)),
 }
 
