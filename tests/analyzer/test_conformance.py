@@ -7,6 +7,7 @@ import pytest
 
 from analyzer.bottleneck import BottleneckDetector
 from analyzer.conformance import DetectorConformance
+from analyzer.exhaustion import ExhaustionDetector
 from analyzer.fragmentation import FragmentationDetector
 from analyzer.health import HealthDetector
 from analyzer.health_errors import HardwareDetector
@@ -90,6 +91,17 @@ class TestIdle(_Ours):
 
 class TestFragmentation(_Ours):
     makes = FragmentationDetector
+    tells = frozenset({"TT211", "TT221"})
+
+
+class TestExhaustion(_Ours):
+    makes = ExhaustionDetector
+
+    def partition(self) -> Partition:
+        return wasteful_node().partition()
+
+    def context(self) -> Context:
+        return wasteful_node().context()
 
 
 class TestBottleneck(_Ours):
