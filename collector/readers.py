@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from itertools import zip_longest
+from operator import attrgetter
 from urllib.parse import urlsplit
 
 from collector.exposition import Series
+from collector.layout import NOWHERE
 from collector.mappings import ExporterMapping, MappedMetric, MetricRow
 from collector.mappings.tables import MIG_INSTANCE, VERSIONS
 from collector.naming import Names, mig_device, pick
 from collector.places import UNPLACED, place_of
 from collector.settings import TargetSettings
 from collector.slots import (
+    About,
     Card,
     Holder,
+    Kind,
     NodeChannels,
     Part,
     Reading,
@@ -57,6 +62,32 @@ _MEMORY = frozenset(f"memory_{name}_bytes" for name in ("used", "free", "reserve
 _NOBODY_SAYS = frozenset(("", "[N/A]", "N/A"))
 
 
+@dataclass(slots=True)
+class _DraftPart:
+    """A part as it is worked out: `channels` where it goes if the device has no series of its own, `own` if it has."""
+
+    metric: int
+    rank: int
+    channels: tuple[int, ...]
+    own: tuple[int, ...] = ()
+    of_device: bool = False
+    labelled: bool = False
+
+
+@dataclass(slots=True)
+class _Draft(About):
+    """A slot as it is worked out."""
+
+    parts: tuple[_DraftPart, ...] = ()
+
+    def about(self) -> About:
+        """Return what it says, for itself."""
+        return About(*_ALL_OF_ABOUT(self))
+
+
+_ALL_OF_ABOUT = attrgetter(*(one.name for one in fields(About)))
+
+
 class SeriesReader:
     """Reads the series of one target into slots.
 
@@ -71,6 +102,8 @@ class SeriesReader:
         self._world = world
         self.names = Names()  # what the target's own series say of one another
         self._same: dict[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]] = {}  # one object for all of a card
+        self._abouts: dict[tuple[object, ...], About] = {}
+        self._kinds: dict[Kind, Kind] = {}
         self.mentions_mig = False  # a series names a MIG instance by its UUID alone
         self._readers = {
             "device": self._device,
@@ -84,19 +117,40 @@ class SeriesReader:
 
     def slot(self, series: Series) -> Slot:
         """Return what a series means."""
-        slot = Slot()
+        slot = _Draft()
         for mapped in self._world.table.find(series.name, series.labels):
             self._readers[mapped.exporter.subject](series, mapped, slot)
         if series.name.endswith(_BUILD) and series.labels.get("version"):
             slot.version = f"{series.name.removesuffix(_BUILD)} {series.labels['version']}"
-        slot.plain = all(part.rank == 0 and not part.labelled for part in slot.parts)
+        return self._packed(slot)
+
+    def forget(self) -> None:
+        """Share nothing with what was read before."""
+        self._abouts.clear()
+
+    def _packed(self, draft: _Draft) -> Slot:
+        """Return a slot that shares all it can with others."""
+        about: About | None = None
+        if draft.xid is None and draft.fact is None:
+            about = self._abouts.setdefault(_ALL_OF_ABOUT(draft), draft.about())
+        parts = [part for one in draft.parts for part in self._parts_of(one)]
+        slot = Slot(None, about=about or draft.about())
+        if parts:
+            slot.kind, slot.channel, slot.own = parts[0].kind, parts[0].channel, parts[0].own
+            slot.more = tuple(parts[1:])
         return slot
+
+    def _parts_of(self, draft: _DraftPart) -> Iterator[Part]:
+        kind = Kind(draft.metric, draft.rank, draft.labelled, draft.of_device)
+        kind = self._kinds.setdefault(kind, kind)
+        for channel, own in zip_longest(draft.channels or (NOWHERE,), draft.own, fillvalue=NOWHERE):
+            yield Part(kind, channel, own)
 
     def _order(self, mapped: MappedMetric, shift: int = 0) -> tuple[int, int]:
         adds = mapped.row.adds_to_field
         return mapped.exporter.preference + shift, 0 if adds else self._world.metric_number(mapped)
 
-    def _device(self, series: Series, mapped: MappedMetric, slot: Slot) -> None:
+    def _device(self, series: Series, mapped: MappedMetric, slot: _Draft) -> None:
         world, labels, exporter, metric = self._world, series.labels, mapped.exporter, mapped.row
         if metric.field == VERSIONS:
             return
@@ -133,18 +187,18 @@ class SeriesReader:
             if metric.nature == "info" and metric.field not in ("labels", MIG_INSTANCE) and not own_memory:
                 slot.fact = Reading(card, metric.field, metric.scale)
             return
-        part = Part(
+        part = _DraftPart(
             world.metric_number(mapped),
             mapped.rank,
             (),
-            device_key=(uuid, series.name),
+            of_device=True,
             labelled=labelled,
         )
         if instance and metric.mig == "absent":
             return
         if instance and metric.mig == "instance" and (own_memory or metric.field not in _MEMORY):
             part.channels = self._instance_channels(mapped, card, instance, slot.profile)
-            part.device_key = None
+            part.of_device = False
         else:
             entry = world.registry.entry(self._key, card.row, metric.field, self._order(mapped))
             own_part = _part_name(labels, metric)
@@ -180,7 +234,7 @@ class SeriesReader:
         )
         return own, part
 
-    def _container(self, series: Series, mapped: MappedMetric, slot: Slot) -> None:
+    def _container(self, series: Series, mapped: MappedMetric, slot: _Draft) -> None:
         labels, exporter, registry = series.labels, mapped.exporter, self._world.registry
         uuid = pick(labels, exporter.uuid)
         namespace, pod, container = _holder_names(labels, exporter)
@@ -209,7 +263,7 @@ class SeriesReader:
         if mapped.row.measurement != "fact" and not (instance and mapped.row.field == "busy_ratio"):
             self._simple_part(mapped, slot, row)
 
-    def _allocation(self, series: Series, mapped: MappedMetric, slot: Slot) -> None:
+    def _allocation(self, series: Series, mapped: MappedMetric, slot: _Draft) -> None:
         labels, exporter, registry = series.labels, mapped.exporter, self._world.registry
         uuid = pick(labels, exporter.uuid)
         namespace, pod, container = _holder_names(labels, exporter)
@@ -228,7 +282,7 @@ class SeriesReader:
         slot.holder = self._world.holder(said)
         self._simple_part(mapped, slot, row)
 
-    def _process(self, series: Series, mapped: MappedMetric, slot: Slot) -> None:
+    def _process(self, series: Series, mapped: MappedMetric, slot: _Draft) -> None:
         """Read what the processes of a container, or one process outside of containers, do on a card."""
         labels, exporter = series.labels, mapped.exporter
         uuid = pick(labels, exporter.uuid)
@@ -247,9 +301,9 @@ class SeriesReader:
         world, name = self._world, mapped.row.field
         entry = world.registry.entry(self._key, row, name, self._order(mapped))
         channel = world.registry.channel(self._key, row, mapped, entry=entry, field_name=name)
-        slot.parts += (Part(world.metric_number(mapped), mapped.rank, (channel,)),)
+        slot.parts += (_DraftPart(world.metric_number(mapped), mapped.rank, (channel,)),)
 
-    def _server(self, series: Series, mapped: MappedMetric, slot: Slot) -> None:
+    def _server(self, series: Series, mapped: MappedMetric, slot: _Draft) -> None:
         world, labels, metric = self._world, series.labels, mapped.row
         target_labels = self._target.labels
         namespace, pod, container = _holder_names({**target_labels, **labels}, mapped.exporter)
@@ -262,7 +316,7 @@ class SeriesReader:
                 world.card(gpu, self._node({}, mapped.exporter), mapped.exporter.preference, assumed=False)
         slot.server = row
         part_name = _part_name(labels, metric)
-        part = Part(world.metric_number(mapped) * 4 + _PART_NUMBER[mapped.part], mapped.rank, ())
+        part = _DraftPart(world.metric_number(mapped) * 4 + _PART_NUMBER[mapped.part], mapped.rank, ())
         if metric.nature == "histogram":
             part.channels = self._bucket_channels(labels, mapped, server, part_name)
         elif metric.nature == "mean":
@@ -302,7 +356,7 @@ class SeriesReader:
             channels.append(channel)
         return (channel,)
 
-    def _host(self, series: Series, mapped: MappedMetric, slot: Slot) -> None:
+    def _host(self, series: Series, mapped: MappedMetric, slot: _Draft) -> None:
         world, labels, metric = self._world, series.labels, mapped.row
         if metric.measurement != "node":
             return
@@ -312,7 +366,7 @@ class SeriesReader:
         if host is None:
             host = world.nodes[row] = NodeChannels(name, row)
         part_name = _part_name(labels, metric)
-        part = Part(world.metric_number(mapped), mapped.rank, ())
+        part = _DraftPart(world.metric_number(mapped), mapped.rank, ())
         if metric.part:
             held = metric.nature == "counter"
             channel = world.registry.channel(self._key, row, mapped, (metric.part, *part_name), held=held)
@@ -335,7 +389,7 @@ class SeriesReader:
         described = (*told, *self.names.versions)
         return self._same.setdefault(described, described)
 
-    def _kube(self, _series: Series, mapped: MappedMetric, slot: Slot) -> None:
+    def _kube(self, _series: Series, mapped: MappedMetric, slot: _Draft) -> None:
         slot.kube = mapped.row.field
 
     def _node(self, labels: Mapping[str, str], exporter: ExporterMapping) -> str:

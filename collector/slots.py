@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 
@@ -57,16 +58,36 @@ class Sighting:
     hosts: frozenset[str] = frozenset()
 
 
-@dataclass(slots=True)
-class Part:
-    """One use of a series. `copies`: where it goes if the device has no series of its own, `own` if it has."""
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How a part of a series counts: for which metric, under which of its names, and whose value it is.
+
+    rank: of the metric's names, the newest is 0.
+    labelled: the exporter writes it with a pod's labels: it may be a copy of the device's own.
+    of_device: the device may have one of its own beside it.
+    """
 
     metric: int
     rank: int
-    channels: tuple[int, ...]
-    own: tuple[int, ...] = ()
-    device_key: tuple[str, str] | None = None
     labelled: bool = False
+    of_device: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Say whether what such a part feeds depends on no other series of the target."""
+        return self.rank == 0 and not self.labelled
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """One use of a series: the channel that it feeds, or `own` if its device has another series of its own.
+
+    A channel may be `NOWHERE`, and so may the kind be missing: nothing is fed then.
+    """
+
+    kind: Kind | None
+    channel: int = NOWHERE
+    own: int = NOWHERE
 
 
 @dataclass(slots=True)
@@ -89,11 +110,10 @@ class Reading:
     scale: float
 
 
-@dataclass(slots=True)
-class Slot:
-    """Everything that one series means."""
+@dataclass(slots=True, eq=False)
+class About:
+    """What a series says beside its number: mostly the same for all series of a card, which share one object."""
 
-    parts: tuple[Part, ...] = ()
     card: int = -1
     holder: Holder | None = None
     xid: XidReading | None = None
@@ -103,7 +123,6 @@ class Slot:
     hostname: str = ""
     server: int = NOWHERE
     node: int = NOWHERE
-    plain: bool = True  # its channels depend on no other series of the target
     uuid: str = ""
     index: str = ""
     instance: str = ""
@@ -113,6 +132,25 @@ class Slot:
     exporter: str = ""  # the kind of exporter that shows the card
     host: str = ""  # where it says to be itself
     holders: str = ""  # `known`: its target knows all holders of the card, so that without one it is held by nobody
+
+
+@dataclass(slots=True, eq=False)
+class Slot(Part):
+    """Everything that one series means: it is the first of its parts. A fleet has a hundred thousand of them."""
+
+    about: About = field(default_factory=About)
+    more: tuple[Part, ...] = ()
+
+    def parts(self) -> Sequence[Part]:
+        """Return all uses of the series."""
+        if self.kind is None:
+            return ()
+        return (self, *self.more) if self.more else (self,)
+
+    @property
+    def plain(self) -> bool:
+        """Say whether its channels depend on no other series of the target."""
+        return all(part.kind is None or part.kind.plain for part in self.parts())
 
 
 @dataclass(slots=True)

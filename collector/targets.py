@@ -15,7 +15,7 @@ from collector.naming import Names, read_names
 from collector.readers import SeriesReader
 from collector.roster import merged
 from collector.settings import TargetSettings
-from collector.slots import Holder, Reading, Sighting, Slot, World, XidReading, target_key
+from collector.slots import About, Holder, Reading, Sighting, Slot, World, XidReading, target_key
 
 Ints = NDArray[np.int64]
 Word = tuple[Hashable, ...]
@@ -25,7 +25,7 @@ _SLACK = 1024
 _MUST_MOVE = frozenset(
     ("process_cpu_seconds_total", "go_memstats_alloc_bytes_total", "node_time_seconds", "node_cpu_seconds_total")
 )
-_PLACE, _RANK, _OWN, _COPY = "place", "rank", "own", "copy"
+_PLACE, _ABOUT, _RANK, _OWN, _COPY = "place", "about", "rank", "own", "copy"
 
 
 @dataclass(slots=True)
@@ -77,12 +77,12 @@ class TargetState:
         self._reader = SeriesReader(target, world)
         self._names = Names()
         self._mig_version = 0
-        self._known: dict[Series, Slot] = {}
         self._roster: list[Series] = []
+        self._slots: list[Slot] = []  # of the roster
+        self._others: dict[Series, Slot] = {}  # of series that were there before
         self._layout: Arrangement | None = None
         # What the series of the layout say, for lists that lack some; made when the first such list comes.
         self._told: list[Slot] = []
-        self._words: dict[Series, tuple[Word, ...]] = {}
         self._places: dict[Series, int] = {}
         self._says: list[tuple[Word, ...]] = []
         self._times_said: Counter[Word] = Counter()
@@ -118,8 +118,8 @@ class TargetState:
         return self._roster[place]
 
     def _forget(self) -> None:
-        self._known.clear()
-        self._words.clear()
+        self._slots, self._others = [], {}
+        self._reader.forget()
 
     def _listen(self) -> None:
         """Take down what the series of the layout say."""
@@ -131,12 +131,11 @@ class TargetState:
         if twice:
             self._says = [((_PLACE, place),) for place in range(len(roster))]
         else:
-            known = self._words
-            self._words = {one: known.get(one) or _words(slot) for one, slot in zip(roster, slots, strict=True)}
-            self._says = [self._words[one] for one in roster]
+            self._says = [_words(slot, one.name) for one, slot in zip(roster, slots, strict=True)]
         self._ranks = {}
-        for part in (part for slot in slots for part in slot.parts):
-            self._ranks.setdefault(part.metric, set()).add(part.rank)
+        for kind in (part.kind for slot in slots for part in slot.parts()):
+            if kind is not None:
+                self._ranks.setdefault(kind.metric, set()).add(kind.rank)
         self._times_said = Counter(word for words in self._says for word in words)
 
     def _fitting(self, series: list[Series]) -> Ints | None:
@@ -149,13 +148,22 @@ class TargetState:
             return None
         unsaid = Counter(word for one in missing for word in self._says[self._places[one]])
         lost = [word for word, count in unsaid.items() if count == self._times_said[word]]
-        if any(self._matters(word, unsaid) for word in lost):
+        if any(self._matters(word, unsaid) for word in lost) or self._says_more(lost):
             return None
         return np.array(places, dtype=np.int64)
 
+    def _says_more(self, lost: Sequence[Word]) -> bool:
+        """Say whether any that nothing of is there any more says what none of those says that are still there."""
+        gone = {word[1] for word in lost if word[0] == _ABOUT}
+        if not gone:
+            return False
+        left = {word for words in self._says for word in words if word[0] == _ABOUT and word[1] not in gone}
+        said = {what for _, about in left for what in _said_by(about)}
+        return any(what not in said for about in gone for what in _said_by(about))
+
     def _matters(self, word: Word, unsaid: Counter[Word]) -> bool:
         """Say whether the layout is another one without this word."""
-        if word[0] == _COPY:
+        if word[0] in (_COPY, _ABOUT):
             return False
         if word[0] == _OWN:  # matters to copies that are still there
             copy = (_COPY, *word[1:])
@@ -173,148 +181,146 @@ class TargetState:
             self._names = self._reader.names = names
             self._forget()
         self._mig_version = self._world.mig_version
-        known = self._known
+        known = self._others
+        known.update(zip(self._roster, self._slots, strict=False))  # none after `_forget`
         slots = []
         for one in roster:
             slot = known.get(one)
             if slot is None:
                 slot = known[one] = self._reader.slot(one)
             slots.append(slot)
+        self._slots = slots
         if len(known) > 2 * len(slots) + _SLACK:
-            self._known = dict(zip(roster, slots, strict=True))
+            self._others = {}
+        else:
+            for one in roster:
+                known.pop(one, None)
         twice = _used_twice(slots)
         if twice:
-            refused = sum(slot.uuid in twice for slot in slots)
-            slots = [_NOTHING if slot.uuid in twice else slot for slot in slots]
-        result = _connect(slots)
+            refused = sum(slot.about.uuid in twice for slot in slots)
+            slots = [_NOTHING if slot.about.uuid in twice else slot for slot in slots]
+        result = _connect(slots, roster)
         if twice:
             result.rejects["one UUID for several cards"] = refused
             result.twice = frozenset(twice)
-        _collect(result, slots)
-        result.doubled = _doubled(roster, slots)
+        _collect(result, [slot.about for slot in slots])
         result.must_move = any(one.name in _MUST_MOVE for one in roster)
         self._layout, self._roster, self._told, self._places = result, roster, slots, {}
         return result
 
 
-def _doubled(roster: Sequence[Series], slots: Sequence[Slot]) -> list[Ints]:
-    """Return the places of series that are there more than once (labels in any order), of those that are used."""
-    labels: dict[int, frozenset[tuple[str, str]]] = {}  # by the mapping's identity: a device's series share theirs
-    places: dict[tuple[str, frozenset[tuple[str, str]]], list[int]] = {}
-    for place, one in enumerate(roster):
-        said = labels.get(id(one.labels))
-        if said is None:
-            said = labels[id(one.labels)] = frozenset(one.labels.items())
-        places.setdefault((one.name, said), []).append(place)
-    return [np.array(same, dtype=np.int64) for same in places.values() if len(same) > 1 and _is_used(slots[same[0]])]
-
-
-def _is_used(slot: Slot) -> bool:
-    return bool(slot.parts or slot.fact is not None or slot.xid is not None or slot.kube)
-
-
-def _words(slot: Slot) -> tuple[Word, ...]:
-    """Return what a series says beside its number: nothing of it may be lost with a missing sample."""
-    words: list[Word] = [
-        ("card", slot.uuid, slot.index, slot.hostname, slot.described),
-        ("server", slot.server),
-        ("node", slot.node),
-        ("instance", slot.uuid, slot.instance, slot.profile),
-        ("holder", slot.holder),
-        ("holders", slot.uuid, slot.holders),
-        ("version", slot.version),
-    ]
-    if slot.reject:
+def _words(slot: Slot, name: str) -> tuple[Word, ...]:
+    """Return what a series of this name says beside its number: nothing of it may be lost with a missing sample."""
+    words: list[Word] = [(_ABOUT, slot.about)]
+    if slot.about.reject:
         words.append(("refused", id(slot)))
-    for part in slot.parts:
-        words.append((_RANK, part.metric, part.rank))
-        if part.device_key is not None:
-            words.append((_COPY if part.labelled else _OWN, part.device_key))
+    for part in slot.parts():
+        kind = part.kind
+        if kind is None:
+            continue
+        words.append((_RANK, kind.metric, kind.rank))
+        if kind.of_device:
+            words.append((_COPY if kind.labelled else _OWN, (slot.about.uuid, name)))
     return tuple(words)
 
 
-_NOTHING = Slot()
+def _said_by(about: About) -> tuple[Word, ...]:
+    """Return what is said, piece by piece: another may say the same of each."""
+    return (
+        ("card", about.uuid, about.index, about.hostname, about.described),
+        ("server", about.server),
+        ("node", about.node),
+        ("instance", about.uuid, about.instance, about.profile),
+        ("holder", about.holder),
+        ("holders", about.uuid, about.holders),
+        ("version", about.version),
+    )
 
 
-def _connect(slots: Sequence[Slot]) -> Arrangement:
+_NOTHING = Slot(None)
+
+
+def _connect(slots: Sequence[Slot], roster: Sequence[Series]) -> Arrangement:
     """Choose the channels of each sample: newest name first, a device's own series before copies on pods."""
     fed: list[Sequence[int]]
     if all(slot.plain for slot in slots):
-        fed = [_all_channels(slot) for slot in slots]
+        fed = [[part.channel for part in slot.parts() if part.channel != NOWHERE] for slot in slots]
     else:
         ranks: dict[int, int] = {}
         own: set[tuple[str, str]] = set()
-        for slot in slots:
-            for part in slot.parts:
-                ranks[part.metric] = min(part.rank, ranks.get(part.metric, part.rank))
-                if part.device_key is not None and not part.labelled:
-                    own.add(part.device_key)
+        for slot, one in zip(slots, roster, strict=True):
+            for part in slot.parts():
+                kind = part.kind
+                if kind is not None:
+                    ranks[kind.metric] = min(kind.rank, ranks.get(kind.metric, kind.rank))
+                    if kind.of_device and not kind.labelled:
+                        own.add((slot.about.uuid, one.name))
         told_apart = {uuid for uuid, _ in own}
-        fed = [_all_channels(slot) if slot.plain else _chosen_channels(slot, ranks, own, told_apart) for slot in slots]
+        fed = [
+            _chosen_channels(slot, one.name, ranks, own, told_apart) for slot, one in zip(slots, roster, strict=True)
+        ]
     return Arrangement(
         size=len(slots),
         samples=np.array([index for index, channels in enumerate(fed) for _ in channels], dtype=np.int64),
         channels=np.array([channel for channels in fed for channel in channels], dtype=np.int64),
         cards=np.array(
-            [slot.card for slot, channels in zip(slots, fed, strict=True) for _ in channels], dtype=np.int64
+            [slot.about.card for slot, channels in zip(slots, fed, strict=True) for _ in channels], dtype=np.int64
         ),
     )
 
 
-def _all_channels(slot: Slot) -> Sequence[int]:
-    if len(slot.parts) == 1:
-        return slot.parts[0].channels
-    return [channel for part in slot.parts for channel in part.channels]
-
-
 def _chosen_channels(
-    slot: Slot, ranks: Mapping[int, int], own: set[tuple[str, str]], told_apart: set[str]
+    slot: Slot, name: str, ranks: Mapping[int, int], own: set[tuple[str, str]], told_apart: set[str]
 ) -> list[int]:
-    """Return the channels of one sample.
+    """Return the channels of one sample of this name.
 
     An exporter that writes a card's own series beside those of pods gives what a pod's processes use, where it has
     that: such a value is no copy, even if the card's own was left out of this scrape.
     """
     chosen: list[int] = []
-    for part in slot.parts:
-        if part.rank == ranks[part.metric]:
-            to_pod = part.labelled and (part.device_key in own or (bool(part.own) and slot.uuid in told_apart))
-            chosen += part.own if to_pod else part.channels
+    for part in slot.parts():
+        kind = part.kind
+        if kind is not None and kind.rank == ranks[kind.metric]:
+            uuid = slot.about.uuid
+            apart = part.own != NOWHERE and uuid in told_apart
+            to_pod = kind.labelled and (apart or (kind.of_device and (uuid, name) in own))
+            channel = part.own if to_pod else part.channel
+            if channel != NOWHERE:
+                chosen.append(channel)
     return chosen
 
 
-def _collect(result: Arrangement, slots: Sequence[Slot]) -> None:
-    """Gather what slots say beside numbers."""
-    for slot in slots:
-        if slot.reject:
-            result.rejects[slot.reject] = result.rejects.get(slot.reject, 0) + 1
-    for uuid, instance, profile in {(slot.uuid, slot.instance, slot.profile) for slot in slots if slot.instance}:
-        result.instances.setdefault(uuid, {})[instance] = profile
-    for uuid, described in {(slot.uuid, slot.described) for slot in slots if slot.described}:
-        result.described.setdefault(uuid, {}).update(described)
-    xids = [(index, slot.xid) for index, slot in enumerate(slots) if slot.xid is not None]
-    facts = [(index, slot.fact) for index, slot in enumerate(slots) if slot.fact is not None]
+def _collect(result: Arrangement, told: Sequence[About]) -> None:
+    """Gather what series say beside numbers; `told` is parallel to them."""
+    result.rejects.update(Counter(about.reject for about in told if about.reject))
+    xids = [(index, about.xid) for index, about in enumerate(told) if about.xid is not None]
+    facts = [(index, about.fact) for index, about in enumerate(told) if about.fact is not None]
     result.xids, result.xid_places = [xid for _, xid in xids], np.array([n for n, _ in xids], dtype=np.int64)
     result.new_xids = any(xid.nature == "xid_new" for _, xid in xids)
     result.facts, result.fact_places = [fact for _, fact in facts], np.array([n for n, _ in facts], dtype=np.int64)
-    result.kube = [(index, slot.kube) for index, slot in enumerate(slots) if slot.kube]
-    result.holders = list(dict.fromkeys(slot.holder for slot in slots if slot.holder is not None))
-    told = {(slot.uuid, slot.holders) for slot in slots if slot.holders}
-    if told:
-        result.holders_known = frozenset(uuid for uuid, word in told if word == "known")
+    result.kube = [(index, about.kube) for index, about in enumerate(told) if about.kube]
+    abouts = list(dict.fromkeys(told))
+    for uuid, instance, profile in {(one.uuid, one.instance, one.profile) for one in abouts if one.instance}:
+        result.instances.setdefault(uuid, {})[instance] = profile
+    for uuid, described in {(one.uuid, one.described) for one in abouts if one.described}:
+        result.described.setdefault(uuid, {}).update(described)
+    result.holders = list(dict.fromkeys(one.holder for one in abouts if one.holder is not None))
+    known = {(one.uuid, one.holders) for one in abouts if one.holders}
+    if known:
+        result.holders_known = frozenset(uuid for uuid, word in known if word == "known")
     elif any(holder.origin == "device" for holder in result.holders):
-        result.holders_known = frozenset({slot.uuid for slot in slots} - {""})
-    result.nodes = sorted({slot.node for slot in slots} - {NOWHERE})
-    result.servers = sorted({slot.server for slot in slots} - {NOWHERE})
-    result.uuids = frozenset({slot.uuid for slot in slots} - {""})
-    result.version = ", ".join(sorted({slot.version for slot in slots} - {""}))
-    result.hostnames = frozenset({slot.hostname for slot in slots} - {""})
-    result.sightings = _sightings(slots)
+        result.holders_known = frozenset({one.uuid for one in abouts} - {""})
+    result.nodes = sorted({one.node for one in abouts} - {NOWHERE})
+    result.servers = sorted({one.server for one in abouts} - {NOWHERE})
+    result.uuids = frozenset({one.uuid for one in abouts} - {""})
+    result.version = ", ".join(sorted({one.version for one in abouts} - {""}))
+    result.hostnames = frozenset({one.hostname for one in abouts} - {""})
+    result.sightings = _sightings(abouts)
 
 
-def _sightings(slots: Sequence[Slot]) -> dict[tuple[str, str], Sighting]:
+def _sightings(abouts: Sequence[About]) -> dict[tuple[str, str], Sighting]:
     """Return how each card is shown; a MIG instance's host and number are its card's."""
-    said = {(slot.uuid, slot.exporter, slot.index, slot.host, slot.described) for slot in slots if slot.exporter}
+    said = {(one.uuid, one.exporter, one.index, one.host, one.described) for one in abouts if one.exporter}
     found: dict[tuple[str, str], Sighting] = {}
     for uuid, exporter, index, host, described in sorted(said):
         before = found.get((uuid, exporter), Sighting())
@@ -328,5 +334,5 @@ def _sightings(slots: Sequence[Slot]) -> dict[tuple[str, str], Sighting]:
 def _used_twice(slots: Sequence[Slot]) -> set[str]:
     """Return UUIDs that one scrape gives to cards of different index: none of their values can be believed."""
     seen: dict[str, str] = {}
-    pairs = {(slot.uuid, slot.index) for slot in slots if slot.index}
+    pairs = {(slot.about.uuid, slot.about.index) for slot in slots if slot.about.index}
     return {uuid for uuid, index in pairs if uuid and seen.setdefault(uuid, index) != index}
