@@ -56,7 +56,7 @@ Bools = NDArray[np.bool_]
 
 __all__ = ["SIMULATED_METRIC", "Assembler", "Scrape"]
 
-_PLANS_KEPT = 8
+_PLANS_KEPT = 3  # of all targets, and of those that answer while some do not
 # Numbers of rows and channels are never given back one by one: with pods that come and go they are all given out anew
 # once there are twice as many, and so many more, as are in use. Counters of subjects that left wait a week for them.
 _SPARE_CHANNELS = 20_000
@@ -90,7 +90,7 @@ class Assembler:
         self._flapping: frozenset[str] = frozenset()
         self._shared: tuple[tuple[Arrangement, ...], frozenset[str]] = ((), frozenset())
         self._cards: CardTable | None = None
-        self._hosts = NodeBoard([], np.zeros(0, dtype=np.int64))
+        self._hosts = NodeBoard([], self._world.registry.kinds)
         self._facts = FactBook(context)
         self._slices = SliceBoard(context.cluster, self._facts)
         self._queues = QueueBook()
@@ -212,7 +212,7 @@ class Assembler:
             return False
         self._layouts = layouts
         hosts = present_nodes((row for layout in layouts for row in layout.nodes), self._world.nodes)
-        self._hosts = NodeBoard(hosts, self._world.registry.tables().kind)
+        self._hosts = NodeBoard(hosts, self._world.registry.kinds)
         changed = False
         instances: dict[str, dict[str, str]] = {uuid: {} for layout in layouts for uuid in layout.uuids}
         for layout in layouts:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from collector.counters import Growth
 from collector.gpu_models import gpu_model, profile_bytes
 from collector.join import SliceRow
-from collector.layout import FIELD_INDEX, FIELDS, GAUGE, INCREMENT, NOWHERE, RATE, Registry, Tables
+from collector.layout import FIELD_INDEX, FIELDS, GAUGE, INCREMENT, NOWHERE, RATE, Registry, parts_of
 from collector.report import Report
 from collector.slots import Card
 
@@ -49,25 +49,39 @@ _RECENT_KERNEL = 60.0
 
 @dataclass(slots=True)
 class Plan:
-    """Which sample feeds which channel, for one set of targets; channels numbered densely."""
+    """Which sample feeds which channel, for one set of targets; channels numbered densely.
+
+    Arrays by sample, by channel, by counter and by entry; `Places` are positions in one of these.
+    """
 
     samples: Ints
     local: Ints  # position of each sample's channel in `channels`
     cards: Ints
-    channels: Ints  # numbers in the registry
-    counters: Ints  # positions in `channels` of counters
-    own_intervals: Floats  # of the targets of those counters, in seconds; 0: they are read in each cycle
-    counter_samples: Bools
+    low: Floats  # by sample: what is out of these bounds is invalid
+    high: Floats
+    clamp: Floats  # by sample: what is above is cut to it
+    caps: Bools  # by sample: and that is counted
+    fed: Bools  # by sample: its channel is not the dust bin
     masked: Ints  # positions in `samples` of bit masks
+    masks: Ints  # of those
     quiet: Ints  # positions in `samples` whose exporter has a way to say that there is nothing
+    absent: Floats  # of those: the value that says so
     either: Ints  # positions in `samples` that are percent or ratio, as their value tells
     alive: Ints  # positions in `samples` that tell whether a device's scrape is valid
-    entries: Ints  # numbers in the registry
-    entry_local: Ints  # position of each channel's entry in `entries`
-    entry_strict: Bools
-    entry_floor: Ints  # parts that a strict entry needs at least
-    order: Ints  # positions in `entries`, the preferred ones last
-    tables: Tables
+    counted: Ints  # positions in `samples` of counters
+    channels: Ints  # numbers in the registry
+    scale: Floats  # by channel
+    counters: Ints  # positions in `channels` of counters
+    counter_numbers: Ints  # of those, in the book
+    counter_places: Ints  # of the samples in `counted`: the position of theirs in `counters`
+    rates: Bools  # of the counters: a rate is asked for
+    kept_over_gap: Bools  # of the counters: growth counts however long it took
+    own_intervals: Floats  # of the targets of those counters, in seconds; 0: they are read in each cycle
+    entry_count: int
+    entry_local: Ints  # position of each channel's entry
+    entry_floor: Ints  # parts that an entry needs at least; -1: one that is enough with any
+    order: Ints  # positions of entries, the preferred ones last, without the dust bin
+    cells: Ints  # of those: where in the matrix
     row_count: int
 
 
@@ -128,37 +142,53 @@ def lay_out(
     all_samples = np.concatenate([empty, *samples])
     all_channels = np.concatenate([empty, *channels])
     all_cards = np.concatenate([empty, *cards])
-    tables = registry.tables()
+    table = registry.tables()
     used, local = np.unique(all_channels, return_inverse=True)
-    entries, entry_local = np.unique(tables.entry[used], return_inverse=True)
-    strict = tables.entry_strict[entries]
-    floor = np.zeros(len(entries), dtype=np.int64)
-    for n in np.flatnonzero(strict).tolist():
-        floor[n] = instances.get(int(tables.entry_cell[entries[n]]) // len(FIELDS), 0)
-    order = np.argsort(tables.entry_rank[entries])
-    kinds = tables.kind[used]
-    counters = np.flatnonzero(kinds != GAUGE)
+    manner, read = table.manner[used], table.manner[all_channels]
+    entries, entry_local = np.unique(table.entry[used], return_inverse=True)
+    rows, saying = parts_of(entries)
+    floor = np.full(len(entries), -1, dtype=np.int64)
+    for n in np.flatnonzero(table.strict[saying]).tolist():
+        floor[n] = instances.get(int(rows[n]), 0)
+    order = np.argsort(table.rank[saying])
+    order = order[entries[order] != NOWHERE]
+    counters = np.flatnonzero(table.kind[manner] != GAUGE)
+    place = np.full(len(used), -1, dtype=np.int64)
+    place[counters] = np.arange(len(counters))
+    counted = np.flatnonzero(table.kind[read] != GAUGE)
     own = np.zeros(len(used))
     if any(intervals):
         own[local] = np.concatenate([np.full(len(s), one) for s, one in zip(samples, intervals, strict=True)])
+    masked, quiet = np.flatnonzero(table.mask[read] != 0), np.flatnonzero(table.quiet[read])
     return Plan(
         samples=all_samples,
         local=local,
         cards=all_cards,
+        low=table.low[read],
+        high=table.high[read],
+        clamp=table.clamp[read],
+        caps=table.counts_cap[read],
+        fed=all_channels != NOWHERE,
+        masked=masked,
+        masks=table.mask[read[masked]],
+        quiet=quiet,
+        absent=table.absent[read[quiet]],
+        either=np.flatnonzero(table.either[read]),
+        alive=np.flatnonzero(table.alive[read] & (all_cards >= 0)),
+        counted=counted,
         channels=used,
+        scale=table.scale[manner],
         counters=counters,
+        counter_numbers=table.counter[used[counters]],
+        counter_places=place[local[counted]],
+        rates=table.kind[manner[counters]] == RATE,
+        kept_over_gap=(table.kind[manner[counters]] == INCREMENT) & table.keep_over_gap[manner[counters]],
         own_intervals=own[counters],
-        counter_samples=kinds[local] != GAUGE if len(local) else np.zeros(0, dtype=bool),
-        masked=np.flatnonzero(tables.mask[all_channels] != 0),
-        quiet=np.flatnonzero(tables.quiet[all_channels]),
-        either=np.flatnonzero(tables.either[all_channels]),
-        alive=np.flatnonzero(tables.alive[all_channels] & (all_cards >= 0)),
-        entries=entries,
+        entry_count=len(entries),
         entry_local=entry_local,
-        entry_strict=strict,
         entry_floor=floor,
-        order=order[entries[order] != NOWHERE],
-        tables=tables,
+        order=order,
+        cells=rows[order] * len(FIELDS) + table.field[saying[order]],
         row_count=len(registry.rows),
     )
 
@@ -184,15 +214,14 @@ def evaluate(
         interval_seconds: over a gap of more than two intervals rates and energy are NaN.
         reasons: position in `raw` -> why it is invalid, where the source itself said so.
     """
-    table, used = plan.tables, plan.channels
+    used = plan.channels
     value = raw[plan.samples]
-    channel = used[plan.local]
     if len(plan.masked):
-        value[plan.masked] = _bits(value[plan.masked], table.mask[channel[plan.masked]])
+        value[plan.masked] = _bits(value[plan.masked], plan.masks)
     there = came[plan.samples]
     if len(plan.quiet):
         said = value[plan.quiet]
-        nothing = plan.quiet[np.isnan(said) | (said == table.absent[channel[plan.quiet]])]
+        nothing = plan.quiet[np.isnan(said) | (said == plan.absent)]
         there[nothing], value[nothing] = False, np.nan
     if len(plan.either):
         said = value[plan.either]
@@ -200,40 +229,36 @@ def evaluate(
         value[plan.either] = np.where((said > 0) & (said < 1), 100 * said, said)
         value[unclear] = np.nan
         reasons = {**(reasons or {}), **dict.fromkeys(plan.samples[unclear].tolist(), "unit_not_clear")}
-    valid, invalid, dead = _judge(plan, value, channel, there, reasons or {})
-    clamp = table.clamp[channel]
-    over = valid & (value > clamp)
+    valid, invalid, dead = _judge(plan, value, there, reasons or {})
+    over = valid & (value > plan.clamp)
     if over.any():
-        invalid += [(int(c), "above_1_capped") for c in channel[over & table.counts_cap[channel]]]
-        value = np.minimum(value, clamp)
+        invalid += [(c, "above_1_capped") for c in used[plan.local[over & plan.caps]].tolist()]
+        value = np.minimum(value, plan.clamp)
     size = len(used)
     sampled = np.bincount(plan.local, weights=there, minlength=size) > 0
     count = np.bincount(plan.local, weights=valid, minlength=size)
     total = np.bincount(plan.local, weights=np.where(valid, value, 0.0), minlength=size)
     with np.errstate(invalid="ignore", divide="ignore"):
-        result = np.where(count > 0, total / count, np.nan) * table.scale[used]
+        result = np.where(count > 0, total / count, np.nan) * plan.scale
     levels = np.full(registry.size, np.nan)
     levels[used] = result
     growth, seconds = np.full(registry.size, np.nan), np.full(registry.size, np.nan)
     fallen = np.empty(0, dtype=np.int64)
     if len(plan.counters):
         channels = used[plan.counters]
-        grown = registry.counters.advance(table.counter[channels], _highest(plan, value, valid), now_ms)
+        grown = registry.counters.advance(plan.counter_numbers, _highest(plan, value, valid), now_ms)
         growth[channels], seconds[channels], fallen = grown.increment, grown.seconds, channels[grown.fell]
         seconds[used[~sampled]] = np.nan
-        result[plan.counters] = _scaled(
-            grown, table, channels, 2 * np.maximum(plan.own_intervals, interval_seconds) + 1e-6
-        )
+        result[plan.counters] = _scaled(grown, plan, interval_seconds)
     matrix = _cells(plan, result, sampled)
     return Numbers(matrix, growth, seconds, levels, invalid, fallen, dead)
 
 
 def _judge(
-    plan: Plan, value: Floats, channel: Ints, there: Bools, reasons: Mapping[int, str]
+    plan: Plan, value: Floats, there: Bools, reasons: Mapping[int, str]
 ) -> tuple[Bools, list[tuple[int, str]], dict[int, int]]:
     """Return which samples are valid, (channel, reason) of those that are not, and cards whose scrape is zero."""
-    table = plan.tables
-    valid = (value >= table.low[channel]) & (value <= table.high[channel])
+    valid = (value >= plan.low) & (value <= plan.high)
     big = np.flatnonzero(value >= 2147483632)
     blank = np.zeros(len(value), dtype=bool)
     if len(big):
@@ -247,13 +272,13 @@ def _judge(
         zeroed = np.isin(plan.cards, numbers)
         dead = {int(number): int(((plan.cards == number) & there).sum()) for number in numbers}
         valid &= ~zeroed
-    bad = np.flatnonzero(~valid & ~zeroed & there & (channel != NOWHERE))
+    bad = np.flatnonzero(~valid & ~zeroed & there & plan.fed)
     invalid = []
     for n in bad:
         reason = "blank" if blank[n] else "not_a_number" if np.isnan(value[n]) else "out_of_range"
         if reasons:
             reason = reasons.get(int(plan.samples[n]), reason)
-        invalid.append((int(channel[n]), reason))
+        invalid.append((int(plan.channels[plan.local[n]]), reason))
     return valid, invalid, dead
 
 
@@ -275,37 +300,36 @@ def _bits(value: Floats, mask: Ints) -> Floats:
 
 def _highest(plan: Plan, value: Floats, valid: Bools) -> Floats:
     """Return the highest valid sample of each counter: its copies are read at slightly different instants."""
-    highest = np.full(len(plan.channels), -np.inf)
-    good = plan.counter_samples & valid
-    np.maximum.at(highest, plan.local[good], value[good])
-    raw = highest[plan.counters]
-    raw[np.isinf(raw)] = np.nan
-    return raw
+    good = valid[plan.counted]
+    highest = np.full(len(plan.counters), -np.inf)
+    np.maximum.at(highest, plan.counter_places[good], value[plan.counted[good]])
+    highest[np.isinf(highest)] = np.nan
+    return highest
 
 
-def _scaled(grown: Growth, table: Tables, channels: Ints, gap_seconds: Floats) -> Floats:
+def _scaled(grown: Growth, plan: Plan, interval_seconds: float) -> Floats:
     """Return increments and rates in base units; over a gap only counts of errors keep theirs."""
-    scaled = grown.increment * table.scale[channels]
-    kind = table.kind[channels]
+    scaled = grown.increment * plan.scale[plan.counters]
     with np.errstate(invalid="ignore", divide="ignore"):
-        scaled = np.where(kind == RATE, scaled / grown.seconds, scaled)
-    gap = grown.seconds > gap_seconds
-    scaled[gap & ~((kind == INCREMENT) & table.keep_over_gap[channels])] = np.nan
+        scaled = np.where(plan.rates, scaled / grown.seconds, scaled)
+    gap = grown.seconds > 2 * np.maximum(plan.own_intervals, interval_seconds) + 1e-6
+    scaled[gap & ~plan.kept_over_gap] = np.nan
     return scaled
 
 
 def _cells(plan: Plan, result: Floats, sampled: Bools) -> Floats:
     """Add up the parts of each entry and let the preferred entry of each cell win."""
     there = ~np.isnan(result)
-    size = len(plan.entries)
+    size = plan.entry_count
     # An empty bincount is of integers, weights or not.
     total = np.bincount(plan.entry_local, weights=np.where(there, result, 0.0), minlength=size).astype(np.float64)
     parts = np.bincount(plan.entry_local, weights=there, minlength=size)
     said = np.bincount(plan.entry_local, weights=sampled, minlength=size)
-    total[(parts == 0) | (plan.entry_strict & (parts < np.maximum(said, plan.entry_floor)))] = np.nan
+    total[(parts == 0) | ((plan.entry_floor >= 0) & (parts < np.maximum(said, plan.entry_floor)))] = np.nan
     matrix = np.full((plan.row_count, len(FIELDS)), np.nan)
-    order = plan.order[~np.isnan(total[plan.order])]
-    matrix.ravel()[plan.tables.entry_cell[plan.entries[order]]] = total[order]
+    ordered = total[plan.order]
+    there = ~np.isnan(ordered)
+    matrix.ravel()[plan.cells[there]] = ordered[there]
     return matrix
 
 

@@ -4,13 +4,15 @@ Words of this module. A *row* is a subject with values of its own (a card, a MIG
 allocation, a server). An *entry* is what one source says of one field of one row; of several entries of a cell the
 preferred one wins. A *channel* is a part of an entry: parts of an entry add up (engines, reasons, instances), series of
 one channel are copies of the same value and count once.
+
+An entry's number is its row's and its saying's side by side: nothing need be looked up, or kept, for it.
 """
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,11 +37,24 @@ RowKey = tuple[str, ...]
 _FOR_LIFE = frozenset(("rows_remapped_corrected_count", "rows_remapped_uncorrected_count"))
 
 
+_SAYING_BITS = 32
+
+
 @dataclass(slots=True)
 class Tables:
-    """Columns of all channels and entries, as arrays. `changed` counts how often they grew."""
+    """Columns of all channels, sayings and manners, as arrays.
+
+    entry, manner, counter: by channel.
+    field, strict, rank: by saying; the greatest rank is preferred.
+    kind and all else: by manner, see `_Manner`.
+    """
 
     entry: Ints
+    manner: Ints
+    counter: Ints
+    field: Ints
+    strict: NDArray[np.bool_]
+    rank: Ints
     kind: Ints
     scale: Floats
     low: Floats
@@ -52,10 +67,6 @@ class Tables:
     quiet: NDArray[np.bool_]  # NaN, or the absent value, is no sample at all
     alive: NDArray[np.bool_]
     keep_over_gap: NDArray[np.bool_]
-    counter: Ints
-    entry_cell: Ints
-    entry_strict: NDArray[np.bool_]
-    entry_rank: Ints  # the greatest is preferred
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,25 +115,21 @@ class Registry:
         self.counters = counters
         self.rows: dict[RowKey, int] = {("",): NOWHERE}
         self._row_keys: list[RowKey] = [("",)]
-        self._sayings: list[tuple[str, tuple[int, int, str]]] = []  # field, order with the target
+        self._sayings: list[tuple[str, tuple[int, int, str], bool]] = []  # field, order with the target, strict
         self._saying_numbers: dict[Hashable, int] = {}
-        self._entry_rows, self._entry_sayings = array("q"), array("q")
-        self._entry_strict = bytearray()
-        self._entry_numbers: dict[int, int] = {}
         self._manners: list[_Manner] = [_Manner()]
         self._manner_numbers: dict[Hashable, int] = {}
         self._part_numbers: dict[Hashable, int] = {}
         self._channel_numbers: dict[int, int] = {}
-        self._channel_entries, self._channel_rows = array("q"), array("q")
-        self._channel_manners, self._channel_counters = array("q"), array("q")
+        self._channel_rows, self._channel_sayings = array("i"), array("i")
+        self._channel_manners, self._channel_counters = array("i"), array("i")
         self._counted: list[tuple[int, str, int, str]] = []  # counter, target, row, field
         self._tables: Tables | None = None
         self.origins: dict[int, dict[str, Origin]] = {}
         self.origin_words: dict[int, dict[str, tuple[str, Provenance]]] = {}
         self._origins: dict[tuple[int, int], Origin] = {}
         # The dust bin.
-        self._add_entry(NOWHERE, self._saying("", FIELDS[0], (10**6, 0)), strict=False)
-        self._add_channel(NOWHERE, NOWHERE, 0, -1)
+        self._add_channel(NOWHERE, self._saying("", FIELDS[0], (10**6, 0), strict=False), 0, -1)
 
     def row(self, key: RowKey) -> int:
         """Return the number of a row, a new one for a new key."""
@@ -142,13 +149,7 @@ class Registry:
 
     def entry(self, target: str, row: int, field_name: str, order: tuple[int, int], *, strict: bool = False) -> int:
         """Return the number of what `target` says of a field of a row; lower `order` is preferred."""
-        saying = self._saying(target, field_name, order)
-        key = row << 32 | saying
-        number = self._entry_numbers.get(key)
-        if number is None:
-            number = self._entry_numbers[key] = len(self._entry_rows)
-            self._add_entry(row, saying, strict=strict)
-        return number
+        return row << _SAYING_BITS | self._saying(target, field_name, order, strict=strict)
 
     def channel(
         self,
@@ -169,14 +170,14 @@ class Registry:
             row: the row it speaks of.
             mapped: the metric's row in the mapping table.
             part: what tells the parts of the entry apart.
-            entry: the entry that it is a part of.
+            entry: the entry that it is a part of, of the same row.
             field_name: field of the schema; None where the value is read by hand.
             share: factor to the whole card, for ratios of a MIG instance.
             held: a counter whose growth is read by hand.
         """
-        metric = mapped.row
-        name = (target, metric.field, metric.quantity, part, mapped.part)
-        key = (row << 32 | entry) << 32 | self._part_numbers.setdefault(name, len(self._part_numbers))
+        metric, saying = mapped.row, entry & ((1 << _SAYING_BITS) - 1)
+        name = (saying, target, metric.field, metric.quantity, part, mapped.part)
+        key = row << 32 | self._part_numbers.setdefault(name, len(self._part_numbers))
         number = self._channel_numbers.get(key)
         if number is not None:
             return number
@@ -188,29 +189,23 @@ class Registry:
             counter = self.counters.number("|".join(words))
             self._counted.append((counter, target, row, metric.field))
         number = self._channel_numbers[key] = len(self._channel_rows)
-        self._add_channel(entry, row, read, counter)
+        self._add_channel(row, saying, read, counter)
         if field_name and manner.kind == GAUGE:
-            self._note_origin(row, field_name, mapped, self._entry_sayings[entry], read)
+            self._note_origin(row, field_name, mapped, saying, read)
         return number
 
-    def _saying(self, target: str, field_name: str, order: tuple[int, int]) -> int:
+    def _saying(self, target: str, field_name: str, order: tuple[int, int], *, strict: bool) -> int:
         """Return the number of what a target says of a field, of whatever row."""
-        key = (target, field_name, order)
+        key = (target, field_name, order, strict)
         number = self._saying_numbers.get(key)
         if number is None:
             number = self._saying_numbers[key] = len(self._sayings)
-            self._sayings.append((field_name, (*order, target)))
+            self._sayings.append((field_name, (*order, target), strict))
         return number
 
-    def _add_entry(self, row: int, saying: int, *, strict: bool) -> None:
-        self._entry_rows.append(row)
-        self._entry_sayings.append(saying)
-        self._entry_strict.append(strict)
-        self._tables = None
-
-    def _add_channel(self, entry: int, row: int, manner: int, counter: int) -> None:
-        self._channel_entries.append(entry)
+    def _add_channel(self, row: int, saying: int, manner: int, counter: int) -> None:
         self._channel_rows.append(row)
+        self._channel_sayings.append(saying)
         self._channel_manners.append(manner)
         self._channel_counters.append(counter)
         self._tables = None
@@ -253,32 +248,41 @@ class Registry:
         return len(self._channel_rows)
 
     def tables(self) -> Tables:
-        """Return the columns of all channels and entries."""
+        """Return the columns of all channels, sayings and manners."""
         if self._tables is None:
-            manners, read = self._manners, np.array(self._channel_manners, dtype=np.int64)
-            saying = np.array(self._entry_sayings, dtype=np.int64)
-            fields = np.array([FIELD_INDEX[name] for name, _ in self._sayings], dtype=np.int64)
+            rows, saying = (np.array(column, np.int64) for column in (self._channel_rows, self._channel_sayings))
+            manners = self._manners
             self._tables = Tables(
-                entry=np.array(self._channel_entries, dtype=np.int64),
-                kind=np.array([m.kind for m in manners], dtype=np.int64)[read],
-                scale=np.array([m.scale for m in manners])[read],
-                low=np.array([m.low for m in manners])[read],
-                high=np.array([m.high for m in manners])[read],
-                clamp=np.array([m.clamp for m in manners])[read],
-                counts_cap=np.array([m.counts_cap for m in manners])[read],
-                mask=np.array([m.mask for m in manners], dtype=np.int64)[read],
-                absent=np.array([m.absent for m in manners])[read],
-                quiet=np.array([m.quiet for m in manners])[read],
-                either=np.array([m.either for m in manners])[read],
-                alive=np.array([m.alive for m in manners])[read],
-                keep_over_gap=np.array([m.keep_over_gap for m in manners])[read],
+                entry=np.where(saying == NOWHERE, NOWHERE, rows << _SAYING_BITS | saying),
+                manner=np.array(self._channel_manners, dtype=np.int64),
                 counter=np.array(self._channel_counters, dtype=np.int64),
-                entry_cell=np.array(self._entry_rows, dtype=np.int64) * len(FIELDS) + fields[saying],
-                entry_strict=np.array(self._entry_strict, dtype=np.uint8).astype(bool),
+                field=np.array([FIELD_INDEX[name] for name, _, _ in self._sayings], dtype=np.int64),
+                strict=np.array([strict for _, _, strict in self._sayings]),
                 # Entries of one cell differ in their order, so that entries of equal rank are never compared.
-                entry_rank=_ranks([order for _, order in self._sayings])[saying],
+                rank=_ranks([order for _, order, _ in self._sayings]),
+                kind=np.array([m.kind for m in manners], dtype=np.int64),
+                scale=np.array([m.scale for m in manners]),
+                low=np.array([m.low for m in manners]),
+                high=np.array([m.high for m in manners]),
+                clamp=np.array([m.clamp for m in manners]),
+                counts_cap=np.array([m.counts_cap for m in manners]),
+                mask=np.array([m.mask for m in manners], dtype=np.int64),
+                absent=np.array([m.absent for m in manners]),
+                quiet=np.array([m.quiet for m in manners]),
+                either=np.array([m.either for m in manners]),
+                alive=np.array([m.alive for m in manners]),
+                keep_over_gap=np.array([m.keep_over_gap for m in manners]),
             )
         return self._tables
+
+    def kinds(self, channels: Sequence[int]) -> Ints:
+        """Return the kinds of some channels."""
+        return np.array([self._manners[self._channel_manners[one]].kind for one in channels], dtype=np.int64)
+
+
+def parts_of(entries: Ints) -> tuple[Ints, Ints]:
+    """Return rows and sayings of entries."""
+    return entries >> _SAYING_BITS, entries & ((1 << _SAYING_BITS) - 1)
 
 
 def _ranks(orders: list[tuple[int, int, str]]) -> Ints:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +28,10 @@ class NodeBoard:
 
     Args:
         nodes: the hosts, with all channels that they have by now.
-        kinds: kind of each channel of the registry.
+        kinds: returns the kinds of channels.
     """
 
-    def __init__(self, nodes: Sequence[NodeChannels], kinds: Ints) -> None:
+    def __init__(self, nodes: Sequence[NodeChannels], kinds: Callable[[Sequence[int]], Ints]) -> None:
         self.nodes = list(nodes)
         self.names = [node.name for node in nodes]
         self._rows = np.array([node.row for node in nodes], dtype=np.int64)
@@ -48,7 +48,7 @@ class NodeBoard:
         self._is_rest = np.array([cell in rests for cell in self._cells.tolist()], dtype=bool)
         self._places = np.array([place for place, _ in found], dtype=np.int64)
         self._channels = np.array([channel for _, channel in found], dtype=np.int64)
-        self._held = kinds[self._channels] == HELD if len(found) else np.zeros(0, dtype=bool)
+        self._held = kinds([channel for _, channel in found]) == HELD
         fields = [NODE.fields[cell % width] for cell in self._cells.tolist()]
         self._is_ratio = np.array([spec.unit == "ratio" for spec in fields], dtype=bool)
 
