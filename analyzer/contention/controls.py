@@ -8,10 +8,10 @@ from functools import lru_cache
 
 import numpy as np
 from scipy.interpolate import BSpline
-from scipy.linalg import cho_factor, cho_solve
+from scipy.linalg.lapack import dposv
 from scipy.signal import lfilter
 
-from analyzer.contention.series import Bools, Card, Floats, Lane, fill
+from analyzer.contention.series import Bools, Card, Floats, Indices, Lane, fill
 
 _DAY_SECONDS = 86_400.0
 _HOUR_SECONDS = 3_600.0
@@ -25,9 +25,9 @@ _STEP_SAMPLES = 30  # a stay shorter than this gets no level of its own
 
 @dataclass(frozen=True, slots=True)
 class Controls:
-    """Columns (n, k) without gaps, and what they stand for."""
+    """Rows (k, n) without gaps, one a control, and what they stand for."""
 
-    columns: Floats
+    table: Floats
     names: tuple[str, ...]
 
 
@@ -45,7 +45,7 @@ def victim_controls(victim: Lane, card: Card, cut: slice, interval_seconds: floa
     clock, activity that nobody accounts for, the victim's own quota, and a level for each of its stays.
     """
     n = cut.stop - cut.start
-    blocks: list[tuple[str, Floats]] = [("level", np.ones((n, 1)))]
+    blocks: list[tuple[str, Floats]] = [("level", np.ones((1, n)))]
     load = _load(victim)
     if load is not None:
         name, values = load
@@ -53,26 +53,26 @@ def victim_controls(victim: Lane, card: Card, cut: slice, interval_seconds: floa
     blocks += _calendar(n, interval_seconds)
     clock = fill(card.clock[cut])
     if np.ptp(clock) > 0:
-        blocks.append(("clock", np.log(clock / clock.max())[:, None]))
+        blocks.append(("clock", np.log(clock / clock.max())[None]))
     if np.isfinite(card.unattributed[cut]).mean() > 0.5:
         other = fill(card.unattributed[cut])
-        blocks.append(("unattributed activity", np.column_stack([other, ewma(other, 5)])))
+        blocks.append(("unattributed activity", np.stack([other, ewma(other, 5)])))
     quota = fill(victim.quota[cut])
     if np.ptp(quota) > 0 and quota.min() > 0:
-        blocks.append(("own quota", np.log(quota)[:, None]))
+        blocks.append(("own quota", np.log(quota)[None]))
     stays = [first - cut.start for first, last in victim.lives[1:] if last - first + 1 >= _STEP_SAMPLES]
     steps = [_since(first, n) for first in stays if 0 < first < n]
     if steps:
-        blocks.append(("restarts", np.column_stack(steps)))
-    return Controls(np.column_stack([block for _, block in blocks]), tuple(name for name, _ in blocks[1:]))
+        blocks.append(("restarts", np.stack(steps)))
+    return Controls(np.concatenate([block for _, block in blocks]), tuple(name for name, _ in blocks[1:]))
 
 
-def neighbour_columns(lane: Lane) -> Floats:
-    """Columns (n, 3) of a co-runner: its activity, raw and smoothed over 3 and 8 samples."""
+def shapes_of(lane: Lane, cut: slice) -> Floats:
+    """Rows (3, n) of a co-runner: its activity, raw and smoothed over 3 and 8 samples."""
     if lane.activity is None:
         raise ValueError("expected a lane with a measured activity")
     values = fill(lane.activity.values)
-    return np.column_stack([values, ewma(values, 3), ewma(values, 8)])
+    return np.stack([series[cut] for series in (values, ewma(values, 3), ewma(values, 8))])
 
 
 class Projection:
@@ -82,48 +82,89 @@ class Projection:
     factor and one product.
 
     Args:
-        columns: (n, p), no gaps.
+        table: (p, n), no gaps, one row a column of the regression (rows lie together in memory); it is scaled in place.
     """
 
-    def __init__(self, columns: Floats) -> None:
-        scale = np.sqrt(np.einsum("ij,ij->j", columns, columns))
-        self._columns = columns / np.where(scale > _ROUNDING * math.sqrt(columns.shape[0]), scale, np.inf)
-        self._grams: dict[bytes, tuple[Floats, Floats]] = {}
+    def __init__(self, table: Floats) -> None:
+        lengths = np.sqrt(np.einsum("ij,ij->i", table, table))
+        real = lengths > _ROUNDING * math.sqrt(table.shape[1])
+        table *= np.divide(1.0, lengths, out=np.zeros_like(lengths), where=real)[:, None]
+        self._table = table
+        self._lengths = np.where(real, lengths, 0.0)
+        self._gram = table @ table.T
+        self._grams: dict[bytes, Floats] = {}
+        self._crosses: dict[bytes, Floats] = {}
 
-    def residual(self, values: Floats, rows: Bools, pick: Floats | None = None) -> Floats:
-        """Return `values` (n,) or (n, k) less their projection on the columns, fitted on `rows`.
+    def series(self, at: slice) -> Floats:
+        """Return rows of the table in their own units."""
+        return np.asarray(self._table[at] * self._lengths[at, None])
+
+    def residual(self, values: Floats, rows: Bools, pick: Indices | None = None) -> Floats:
+        """Return `values` (n,) less their projection on the table, fitted on `rows`.
 
         Args:
             values: finite on `rows`; NaN elsewhere stays NaN.
             rows: where the projection is fitted.
-            pick: (p, q) mixes the columns into those that are taken out; None: all as they are.
+            pick: which rows of the table are taken out; None: all.
         """
-        inside, gram = self._on(rows)
-        chosen = values if rows.all() else values[rows]
-        cross = inside.T @ chosen
+        cross = self._table @ np.where(rows, values, 0.0)
+        return np.asarray(values - self._weights(self._on(rows), cross, pick) @ self._table)
+
+    def pair(self, outcome: Floats, rows: Bools, own: slice, pick: Indices) -> Floats:
+        """Return the residuals of an outcome, fitted on `rows`, and of the series `own`, fitted everywhere.
+
+        The same as `residual` of each, at the cost of one product: the Gram matrix holds what the series share.
+
+        Args:
+            outcome: (n,), finite on `rows`, always the same series of this projection.
+            rows: where the outcome is known.
+            own: the suspect's rows of the table, none of them picked.
+            pick: which rows of the table are taken out.
+
+        Returns:
+            (1 + k, n): the outcome's, then those of `own`, in their own units.
+        """
+        key = rows.tobytes()
+        if key not in self._crosses:
+            self._crosses[key] = self._table @ np.where(rows, outcome, 0.0)
+        lengths = self._lengths[own]
+        left = np.empty((1 + lengths.size, self._table.shape[0]))
+        left[0] = self._weights(self._on(rows), self._crosses[key], pick)
+        left[1:] = (self._weights(self._gram, self._gram[:, own], pick) * lengths).T
+        left[1:, own] -= np.diag(lengths)
+        result = np.asarray(left @ self._table)
+        result[0] = outcome - result[0]
+        result[1:] *= -1.0
+        return result
+
+    def rank(self, rows: Bools, pick: Indices | None = None) -> int:
+        """Dimensions that the table takes on `rows`."""
+        gram = self._on(rows)
+        return int(np.linalg.matrix_rank(gram if pick is None else gram[np.ix_(pick, pick)], tol=1e-8, hermitian=True))
+
+    def _weights(self, gram: Floats, cross: Floats, pick: Indices | None) -> Floats:
         if pick is not None:
-            gram, cross = pick.T @ gram @ pick, pick.T @ cross
-        weights = np.asarray(cho_solve(cho_factor(_ridged(gram), check_finite=False), cross, check_finite=False))
-        return np.asarray(values - self._columns @ (weights if pick is None else pick @ weights))
+            gram, whole, cross = gram[np.ix_(pick, pick)], np.zeros_like(cross), cross[pick]
+        # The ridge keeps repeated columns solvable and moves nothing else by more than rounding.
+        _, solution, info = dposv(gram + _RIDGE * np.eye(gram.shape[0]), cross)
+        if info != 0:
+            raise ValueError(f"expected finite columns to take out, got some that are not (LAPACK dposv: {info})")
+        if pick is None:
+            return np.asarray(solution)
+        whole[pick] = solution
+        return np.asarray(whole)
 
-    def rank(self, rows: Bools, pick: Floats | None = None) -> int:
-        """Dimensions that the columns take on `rows`."""
-        _, gram = self._on(rows)
-        return int(np.linalg.matrix_rank(gram if pick is None else pick.T @ gram @ pick, tol=1e-8, hermitian=True))
-
-    def _on(self, rows: Bools) -> tuple[Floats, Floats]:
+    def _on(self, rows: Bools) -> Floats:
         key = rows.tobytes()
         if key not in self._grams:
-            inside = self._columns if rows.all() else self._columns[rows]
-            self._grams[key] = (inside, inside.T @ inside)
+            absent = rows.size - int(rows.sum())
+            if absent < rows.size / 2:  # taking few rows off is cheaper than adding many up
+                missing = self._table[:, ~rows]
+                self._grams[key] = self._gram - missing @ missing.T
+            else:
+                inside = self._table[:, rows]
+                self._grams[key] = inside @ inside.T
         return self._grams[key]
-
-
-def _ridged(gram: Floats) -> Floats:
-    """Add what keeps repeated columns solvable and moves nothing else by more than rounding."""
-    ridged = gram.copy()
-    ridged.flat[:: gram.shape[0] + 1] += _RIDGE
-    return ridged
 
 
 def _load(victim: Lane) -> tuple[str, Floats] | None:
@@ -139,7 +180,7 @@ def _load_spline(load: Floats) -> Floats:
     scaled = load / max(float(np.abs(load).max()), 1e-12)
     knots = np.unique(np.quantile(scaled, [0.25, 0.5, 0.75]))
     hinges = [np.maximum(scaled - knot, 0.0) for knot in knots]
-    return np.column_stack([scaled, *hinges, np.concatenate([scaled[:1], scaled[:-1]])])
+    return np.stack([scaled, *hinges, np.concatenate([scaled[:1], scaled[:-1]])])
 
 
 @lru_cache(maxsize=16)
@@ -155,13 +196,13 @@ def _calendar(n: int, interval_seconds: float) -> tuple[tuple[str, Floats], ...]
     if length >= 6 * _HOUR_SECONDS and count > 0:
         blocks.append(("minute of hour", _harmonics(np.asarray(seconds / _HOUR_SECONDS), count)))
     pieces = int(length // _TREND_KNOT_SECONDS)
-    blocks.append(("trend", _trend(n, pieces) if pieces >= 1 else np.linspace(-1.0, 1.0, n)[:, None]))
+    blocks.append(("trend", _trend(n, pieces) if pieces >= 1 else np.linspace(-1.0, 1.0, n)[None]))
     return tuple(blocks)
 
 
 def _harmonics(phase: Floats, count: int) -> Floats:
-    angles = 2.0 * np.pi * np.outer(phase, np.arange(1, count + 1))
-    return np.column_stack([np.sin(angles), np.cos(angles)])
+    angles = 2.0 * np.pi * np.outer(np.arange(1, count + 1), phase)
+    return np.concatenate([np.sin(angles), np.cos(angles)])
 
 
 def _trend(n: int, pieces: int) -> Floats:
@@ -169,7 +210,7 @@ def _trend(n: int, pieces: int) -> Floats:
     inner = np.linspace(0.0, 1.0, pieces + 1)
     knots = np.concatenate([[0.0] * 3, inner, [1.0] * 3])
     at = np.linspace(0.0, 1.0, n)
-    return np.asarray(BSpline.design_matrix(at, knots, 3).toarray(), dtype=np.float64)
+    return np.asarray(BSpline.design_matrix(at, knots, 3).T.toarray(), dtype=np.float64)
 
 
 def _since(first: int, n: int) -> Floats:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analyzer.contention.controls import Controls, Projection, neighbour_columns, victim_controls
-from analyzer.contention.series import MIN_SAMPLES, Bools, Card, Floats, Lane, Signal, correlation, fill
+from analyzer.contention.controls import Controls, Projection, shapes_of, victim_controls
+from analyzer.contention.series import MIN_SAMPLES, Bools, Card, Floats, Indices, Lane, Signal, correlation, fill
 from collector.schema import UNKNOWN
 
 _LONG_STAY = 0.25  # of the stretch: a co-runner that stayed so long gets columns of its own
@@ -16,11 +16,12 @@ _TWIN = 0.98  # correlation above which two suspects are one to a passive test
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """All that a victim's pairs share: its series cut to the time it worked, and all columns to take out, laid once.
+    """All that a victim's pairs share: its series cut to the time it worked, and all series to take out, laid once.
 
     Attributes:
-        columns: the controls, then three columns for each lane of `long` and of `brief`, then one for each replica.
-        long: names of the lanes that stayed long, each with columns of its own in every pair.
+        projection: over the controls, then three shapes of each lane of `long` and of `brief`, then three of all of
+            `brief` together and three of all but each, then each replica's cost.
+        long: names of the lanes that stayed long, each with shapes of its own in every pair.
         brief: names of all others; a pair sees them only as their sum.
         replicas: names on a replica's card, and where its cost is known.
     """
@@ -32,8 +33,8 @@ class Design:
     outcome: Floats
     rows: Bools
     controls: Controls
-    columns: Floats
     projection: Projection
+    first_replica: int
     long: tuple[str, ...]
     brief: tuple[str, ...]
     replicas: tuple[tuple[frozenset[str], Bools], ...]
@@ -61,12 +62,15 @@ class Design:
         measured = [lane for lane in suspects if lane.activity is not None]
         stayed = {lane.slices[-1]: stay(lane, cut) >= _LONG_STAY * outcome.size for lane in measured}
         ordered = sorted(measured, key=lambda lane: not stayed[lane.slices[-1]])
-        blocks = [whole.columns, *(neighbour_columns(lane)[cut] for lane in ordered)]
+        shapes = [shapes_of(lane, cut) for lane in ordered]
+        brief = shapes[sum(stayed.values()) :]
+        together = sum(brief, np.zeros((3, outcome.size)))
+        blocks = [whole.table, *shapes, *([together] if brief else []), *(together - own for own in brief)]
         replicas = []
         for names, values in _replicas(victim, cost, elsewhere, cut):
             replicas.append((names, np.isfinite(values)))
-            blocks.append(fill(values)[:, None])
-        columns = np.column_stack(blocks)
+            blocks.append(fill(values)[None])
+        table = np.concatenate(blocks)
         return cls(
             victim=victim,
             suspects=suspects,
@@ -75,50 +79,54 @@ class Design:
             outcome=np.where(rows, outcome, np.nan),
             rows=rows,
             controls=whole,
-            columns=columns,
-            projection=Projection(columns),
+            projection=Projection(table),
+            first_replica=table.shape[0] - len(replicas),
             long=tuple(lane.slices[-1] for lane in ordered if stayed[lane.slices[-1]]),
             brief=tuple(lane.slices[-1] for lane in ordered if not stayed[lane.slices[-1]]),
             replicas=tuple(replicas),
         )
 
     @property
-    def base(self) -> Floats:
-        """Which columns the controls are: (p, q), see `Projection.residual`."""
-        return np.eye(self.columns.shape[1])[:, : self.controls.columns.shape[1]]
+    def base(self) -> Indices:
+        """Which series the controls are."""
+        return np.arange(self.controls.table.shape[0])
 
     def shapes(self, name: str) -> Floats:
-        """Columns (n, 3) of a lane: its activity, raw and smoothed."""
-        return self.columns[:, self._at(name)]
+        """Series (3, n) of a lane: its activity, raw and smoothed."""
+        return self.projection.series(self.at(name))
 
-    def others(self, suspect: Lane, twins: list[Lane]) -> tuple[Floats, Bools]:
+    def others(self, suspect: Lane, twins: list[Lane]) -> tuple[Indices, Bools]:
         """Choose controls, co-runners other than `suspect` (and its twins), and replicas where it is not near.
 
         Returns:
-            Which columns those are (p, q), and the rows on which all of it is known: where the replicas are silent
-            they control nothing.
+            Which series those are, and the rows on which all of it is known: where the replicas are silent they
+            control nothing.
         """
         own = {lane.slices[-1] for lane in (suspect, *twins)}
-        unit = np.eye(self.columns.shape[1])
-        chosen = [self.base, *(unit[:, self._at(name)] for name in self.long if name not in own)]
-        beside = [unit[:, self._at(name)] for name in self.brief if name not in own]
-        if beside:
-            # The columns are scaled to length 1 inside the projection: undo it, so that activities add up.
-            lengths = np.linalg.norm(self.columns, axis=0)[:, None]
-            chosen.append(np.sum(beside, axis=0) * lengths)
+        chosen = [self.base, *(_span(self.at(name)) for name in self.long if name not in own)]
+        if self.brief:
+            # Twins stay long: at most one of the brief ones is the suspect.
+            lanes = len(self.long) + len(self.brief)
+            alone = [number for number, name in enumerate(self.brief, start=1) if name in own]
+            start = self.base.size + 3 * (lanes + (alone[0] if alone else 0))
+            chosen.append(np.arange(start, start + 3))
         near = {suspect.workload, *(twin.workload for twin in twins)}
         rows = self.rows
-        first = self.columns.shape[1] - len(self.replicas)
-        for at, (names, known) in enumerate(self.replicas, start=first):
+        for at, (names, known) in enumerate(self.replicas, start=self.first_replica):
             both = rows & known
             if not names & near and both.sum() > 0.5 * self.rows.sum():
                 rows = both
-                chosen.append(unit[:, [at]])
-        return np.column_stack(chosen), rows
+                chosen.append(np.array([at]))
+        return np.concatenate(chosen), rows
 
-    def _at(self, name: str) -> slice:
-        start = self.controls.columns.shape[1] + 3 * (*self.long, *self.brief).index(name)
+    def at(self, name: str) -> slice:
+        """Say which series are a lane's."""
+        start = self.base.size + 3 * (*self.long, *self.brief).index(name)
         return slice(start, start + 3)
+
+
+def _span(at: slice) -> Indices:
+    return np.arange(at.start, at.stop)
 
 
 def _replicas(

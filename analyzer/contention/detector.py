@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from dataclasses import fields, replace
+from operator import attrgetter
 from typing import Any
 
 import pandas as pd
@@ -32,6 +33,7 @@ from analyzer.settings import AnalyzeSettings
 
 CODE = "TT101"
 _COLUMNS = [field.name for field in fields(PairMeasure)]
+_VALUES = attrgetter(*_COLUMNS)
 _TEXT = [field.name for field in fields(PairMeasure) if field.type == "str"]
 _EVIDENCE = (
     "cost",
@@ -91,9 +93,10 @@ class ContentionDetector:
                     node=partition.node,
                     interval_seconds=partition.interval_seconds,
                     coverage_floor=self._settings.coverage_floor,
+                    close=self._settings.fdr,
                     elsewhere=tuple(other for other in node_cards if other is not card),
                 )
-        return pd.DataFrame([[getattr(row, name) for name in _COLUMNS] for row in rows], columns=_COLUMNS)
+        return pd.DataFrame([_VALUES(row) for row in rows], columns=_COLUMNS)
 
     def conclude(self, measures: pd.DataFrame, context: Context) -> Conclusion:
         """Control false discoveries over the fleet and give every pair its verdict.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from scipy import fft
@@ -14,12 +15,22 @@ from analyzer.contention.controls import ewma
 from analyzer.contention.design import Design, twins_of
 from analyzer.contention.direction import TWO_STATES, direction, shifted, two_states
 from analyzer.contention.record import THROTTLE, PairMeasure
-from analyzer.contention.series import MIN_SAMPLES, Bools, Card, Floats, Lane, Signal, correlation, fill
+from analyzer.contention.series import (
+    MIN_SAMPLES,
+    Bools,
+    Card,
+    Floats,
+    Indices,
+    Lane,
+    Signal,
+    correlation,
+    fill,
+    swing_of,
+)
 from analyzer.contention.shift import MAX_LAG, SHIFT_SAMPLES, ShiftTest, shift_test, short_test
 from analyzer.contention.vetoes import Rival, dominant_rival, episodes, influence
 from analyzer.contention.whiten import MANY_GAPS, ORDER, fit_ar, rank_normal, whiten, whiten_gaps
 
-_CLOSE = 0.05  # p above which nobody asks for direction, influence, rival and channel
 _IDLE = 0.1  # of its usual peak: below it a victim without a sample was simply not working
 _MIN_SWING = 0.02
 _MIN_FREEDOM = 10
@@ -41,7 +52,8 @@ class _Place:
     node: str
     interval_seconds: float
     coverage_floor: float
-    elsewhere: tuple[Card, ...] = ()
+    close: float
+    elsewhere: tuple[Card, ...]
 
 
 def measure_card(
@@ -51,6 +63,7 @@ def measure_card(
     node: str,
     interval_seconds: float,
     coverage_floor: float,
+    close: float,
     elsewhere: tuple[Card, ...] = (),
 ) -> list[PairMeasure]:
     """Measure all directed pairs of a card, in the order of its lanes.
@@ -60,10 +73,11 @@ def measure_card(
         cluster: its cluster.
         node: its node.
         interval_seconds: distance of the samples.
-        coverage_floor: share of samples below which a pair is not tested.
+        coverage_floor: share of samples below which nothing holds, and below half of which nothing is tested.
+        close: p up to which a pair is looked at closely.
         elsewhere: the node's other cards: replicas there tell what slows a workload without the suspect.
     """
-    place = _Place(cluster, node, interval_seconds, coverage_floor, elsewhere)
+    place = _Place(cluster, node, interval_seconds, coverage_floor, close, elsewhere)
     result = []
     for victim in card.lanes:
         suspects = [lane for lane in card.lanes if lane is not victim and _met(victim, lane)]
@@ -81,12 +95,14 @@ def _measure_victim(card: Card, victim: Lane, suspects: list[Lane], place: _Plac
     if victim.cost is None:
         reason = "the victim tells no time per unit of work"
         needs = "step time, latency or request counts of the victim"
-        return [_row(card, victim, suspect, place, untested=reason, needs=needs) for suspect in suspects]
+        return [PairMeasure(**_names(card, victim, s, place), untested=reason, needs=needs) for s in suspects]
     coverage = _coverage(victim, victim.cost)
     if coverage < _THIN * place.coverage_floor:
         reason = f"only {coverage:.0%} of the victim's samples are there"
         return [
-            _row(card, victim, s, place, untested=reason, needs="a source without gaps", coverage=coverage)
+            PairMeasure(
+                **_names(card, victim, s, place), untested=reason, needs="a source without gaps", coverage=coverage
+            )
             for s in suspects
         ]
     design = Design.of(
@@ -117,15 +133,15 @@ class _Meeting:
             alive[max(first - design.cut.start, 0) : max(last + 1 - design.cut.start, 0)] = True
         there = float(known[alive].mean()) if alive.any() else 0.0
         seen = activity[known & design.rows]
-        low, high = np.quantile(seen, [0.02, 0.98]) if seen.size else (0.0, 0.0)
+        low, high = swing_of(seen)
         return cls(
             activity=activity,
             known=known,
             coverage=min(victim_coverage, there),
             overlap=int((alive & design.rows).sum()),
             suspect_coverage=there,
-            low=float(low),
-            high=float(high),
+            low=low,
+            high=high,
             episodes=episodes(seen),
         )
 
@@ -164,7 +180,7 @@ class _Regression:
     ranked: Floats
     filtered: tuple[Floats, ...]
     regress: Callable[[Floats], Floats]
-    pick: Floats
+    pick: Indices
 
     @classmethod
     def of(cls, design: Design, suspect: Lane, twins: list[Lane], meeting: _Meeting) -> _Regression:
@@ -176,15 +192,10 @@ class _Regression:
             whole = values if known.all() else fill(values)
             return np.where(known, design.projection.residual(whole, everywhere, pick), np.nan)
 
-        shapes = design.shapes(suspect.slices[-1])
-        if rows.all():
-            left = design.projection.residual(np.column_stack([design.outcome, shapes]), rows, pick).T
-        else:
-            outcome = design.projection.residual(np.where(rows, design.outcome, np.nan), rows, pick)
-            left = np.vstack([outcome, design.projection.residual(shapes, everywhere, pick).T])
+        left = design.projection.pair(design.outcome, rows, design.at(suspect.slices[-1]), pick)
+        left[0, ~rows] = np.nan
         if not meeting.known.all():
             left[1:, ~meeting.known] = np.nan
-        left = np.ascontiguousarray(left)
         outcome = left[0]
         missing = 1.0 - float(rows.mean())
         phi = fit_ar(outcome, 1 if rows.sum() < _FEW or missing > MANY_GAPS else ORDER)
@@ -217,53 +228,53 @@ class _Regression:
 
 
 def _measure_pair(card: Card, design: Design, suspect: Lane, place: _Place, victim_coverage: float) -> PairMeasure:
-    blank = _row(card, design.victim, suspect, place, cost=design.cost.name, cost_trust=design.cost.trust)
+    found = _names(card, design.victim, suspect, place)
+    found |= {"cost": design.cost.name, "cost_trust": design.cost.trust}
     if suspect.activity is None:
-        return replace(blank, untested="nothing tells the suspect's activity", needs="activity of the suspect's slice")
+        reason = "nothing tells the suspect's activity"
+        return PairMeasure(**found, untested=reason, needs="activity of the suspect's slice")
     meeting = _Meeting.of(design, suspect, suspect.activity.values, victim_coverage)
-    blank = replace(
-        blank,
-        activity=suspect.activity.name,
-        activity_trust=suspect.activity.trust,
-        coverage=meeting.coverage,
-        swing=meeting.swing,
-        episodes=float(meeting.episodes),
-    )
+    found |= {
+        "activity": suspect.activity.name,
+        "activity_trust": suspect.activity.trust,
+        "coverage": meeting.coverage,
+        "swing": meeting.swing,
+        "episodes": float(meeting.episodes),
+    }
     objection = meeting.objection(place.coverage_floor)
     if objection is not None:
-        return replace(blank, untested=objection[0], needs=objection[1])
+        return PairMeasure(**found, untested=objection[0], needs=objection[1])
     twins = twins_of(suspect, design.suspects, meeting.activity, design.cut)
     regression = _Regression.of(design, suspect, twins, meeting)
     objection = _no_trial(meeting, regression, place.interval_seconds)
     if objection is not None:
-        return replace(blank, untested=objection[0], needs=objection[1])
+        return PairMeasure(**found, untested=objection[0], needs=objection[1])
     test = regression.test(design)
     if test is None:
-        return replace(blank, untested="too few samples beside the controls", needs="a longer window")
+        return PairMeasure(**found, untested="too few samples beside the controls", needs="a longer window")
     effect, lower, upper = _effect(regression.outcome, regression.shapes[test.shape], test.lag, meeting.swing)
-    row = replace(
-        blank,
-        samples=float(regression.rows.sum()),
-        controls=", ".join((*design.controls.names, "other co-runners")),
-        p=test.p,
-        z=test.z,
-        correlation=test.correlation,
-        lag_seconds=test.lag * place.interval_seconds,
-        effect=effect,
-        effect_lower=lower,
-        effect_upper=upper,
-        twins=", ".join(lane.name for lane in twins),
-    )
-    if test.p >= _CLOSE:
-        return row
-    apart = [suspect, *twins]
-    return _look_closer(row, card, design=design, apart=apart, meeting=meeting, regression=regression, test=test)
+    found |= {
+        "samples": float(regression.rows.sum()),
+        "controls": ", ".join((*design.controls.names, "other co-runners")),
+        "p": test.p,
+        "z": test.z,
+        "correlation": test.correlation,
+        "lag_seconds": test.lag * place.interval_seconds,
+        "effect": effect,
+        "effect_lower": lower,
+        "effect_upper": upper,
+        "twins": ", ".join(lane.name for lane in twins),
+    }
+    if test.p <= place.close:  # q is never below p: nobody asks for direction, influence, rival and channel else
+        mig = design.victim.kind == "mig" and suspect.kind == "mig"
+        found |= _look_closer(card, design, [suspect, *twins], meeting, regression=regression, test=test, mig=mig)
+    return PairMeasure(**found)
 
 
 def _no_trial(meeting: _Meeting, regression: _Regression, interval_seconds: float) -> tuple[str, str] | None:
     """Say why what is left of the suspect's activity is no series of trials, and what would help, or None."""
-    kept = float(np.subtract(*np.quantile(regression.shapes[0][meeting.known], [0.98, 0.02])))
-    if kept < _KEPT_SWING * meeting.needed_swing:
+    low, high = swing_of(regression.shapes[0][meeting.known])
+    if high - low < _KEPT_SWING * meeting.needed_swing:
         reason = "the suspect's activity is all explained by load, hour, clock and other co-runners"
         return reason, f"a change of the suspect at another hour, or {THROTTLE}"
     if meeting.episodes < 2:
@@ -282,31 +293,29 @@ def _no_trial(meeting: _Meeting, regression: _Regression, interval_seconds: floa
 
 
 def _look_closer(
-    row: PairMeasure,
     card: Card,
-    *,
     design: Design,
     apart: list[Lane],
     meeting: _Meeting,
+    *,
     regression: _Regression,
     test: ShiftTest,
-) -> PairMeasure:
-    """Add direction, influence, rival and channel to a pair that may be significant."""
+    mig: bool,
+) -> dict[str, Any]:
+    """Measure direction, influence, rival and channel of a pair that may be significant."""
     winner = shifted(regression.filtered[test.shape], test.lag)
     shares = partial_r2(regression.ranked, _uses(card, design, apart[0], regression, test))
-    mig = row.victim_kind == "mig" and row.suspect_kind == "mig"
     # Three standard errors of a correlation, squared: a smaller share is noise.
     channel, basis = name_channel(shares, mig=mig, floor=9.0 / float(regression.rows.sum()))
     seen = direction(regression.outcome, regression.shapes[0], meeting.activity, regression.regress, test.lag)
-    return replace(
-        row,
-        influence_z=influence(regression.ranked, winner),
+    return {
+        "influence_z": influence(regression.ranked, winner),
         **asdict(seen),
-        rival=dominant_rival(regression.ranked, winner, _rivals(card, design, apart, regression, test)),
-        channel=channel,
-        channel_basis=basis,
-        channel_shares=", ".join(f"{name} {share:.3f}" for name, share in sorted(shares.items())),
-    )
+        "rival": dominant_rival(regression.ranked, winner, _rivals(card, design, apart, regression, test)),
+        "channel": channel,
+        "channel_basis": basis,
+        "channel_shares": ", ".join(f"{name} {share:.3f}" for name, share in sorted(shares.items())),
+    }
 
 
 def _uses(card: Card, design: Design, suspect: Lane, regression: _Regression, test: ShiftTest) -> dict[str, Floats]:
@@ -329,7 +338,7 @@ def _uses(card: Card, design: Design, suspect: Lane, regression: _Regression, te
 def _rivals(card: Card, design: Design, apart: list[Lane], regression: _Regression, test: ShiftTest) -> list[Rival]:
     """Return co-runners and unattributed activity, free of the controls but not of one another."""
     own = {lane.slices[-1] for lane in apart}
-    whole = {key: design.shapes(key)[:, test.shape] for key in design.long if key not in own}
+    whole = {key: design.shapes(key)[test.shape] for key in design.long if key not in own}
     if np.isfinite(card.unattributed[design.cut]).mean() > 0.5:
         whole["activity that no slice accounts for"] = fill(card.unattributed[design.cut])
     everywhere = np.ones(design.outcome.size, dtype=bool)
@@ -375,19 +384,18 @@ def _coverage(victim: Lane, cost: Signal) -> float:
     return float(present[expected].mean()) if expected.any() else 0.0
 
 
-def _row(card: Card, victim: Lane, suspect: Lane, place: _Place, **rest: object) -> PairMeasure:
-    base = PairMeasure(
-        cluster=place.cluster,
-        node=place.node,
-        gpu=card.gpu,
-        victim=victim.slices[-1],
-        suspect=suspect.slices[-1],
-        victim_tenant=victim.tenant,
-        victim_workload=victim.workload,
-        suspect_tenant=suspect.tenant,
-        suspect_workload=suspect.workload,
-        victim_kind=victim.kind,
-        suspect_kind=suspect.kind,
-        suspect_serves="requests" if suspect.load is not None else "",
-    )
-    return replace(base, **rest)  # type: ignore[arg-type]  # names are those of the dataclass, checked by its tests
+def _names(card: Card, victim: Lane, suspect: Lane, place: _Place) -> dict[str, Any]:
+    return {
+        "cluster": place.cluster,
+        "node": place.node,
+        "gpu": card.gpu,
+        "victim": victim.slices[-1],
+        "suspect": suspect.slices[-1],
+        "victim_tenant": victim.tenant,
+        "victim_workload": victim.workload,
+        "suspect_tenant": suspect.tenant,
+        "suspect_workload": suspect.workload,
+        "victim_kind": victim.kind,
+        "suspect_kind": suspect.kind,
+        "suspect_serves": "requests" if suspect.load is not None else "",
+    }

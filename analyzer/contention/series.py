@@ -19,6 +19,7 @@ from collector.schema import NOBODY, UNKNOWN
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+Indices = NDArray[np.int64]
 
 MIN_SAMPLES = 24  # fewer leave no degrees of freedom beside the controls
 
@@ -155,6 +156,15 @@ def correlation(left: Floats, right: Floats, fewest: int) -> float:
     return float(u @ v) / scale if scale > 0 else 0.0
 
 
+def swing_of(values: Floats) -> tuple[float, float]:
+    """Return the 2 % and 98 % quantiles (nearest rank from below and above) of finite values; 0, 0 of none."""
+    if not values.size:
+        return 0.0, 0.0
+    low = round(0.02 * (values.size - 1))
+    ordered = np.partition(values, (low, values.size - 1 - low))
+    return float(ordered[low]), float(ordered[values.size - 1 - low])
+
+
 def fill(values: Floats) -> Floats:
     """Close gaps by straight lines (constant at the ends): for controls only, never for an outcome."""
     good = np.isfinite(values)
@@ -185,19 +195,15 @@ class _Rows:
             return cls({}, {})
         # Of two rows in one place the later one stays.
         inside = inside[np.argsort(seconds[inside], kind="stable")]
-        ordered, index = frame.iloc[inside], index[inside]
-        keys = _groups(ordered, tags)
-        columns = {
-            name: ordered[name].to_numpy(np.float64) if name in ordered else np.full(len(ordered), np.nan)
-            for name in names
-        }
+        columns = {name: frame[name].to_numpy(np.float64) for name in names if name in frame}
+        empty = np.full(n, np.nan)
         fields: dict[tuple[str, ...], dict[str, Floats]] = {}
         seen: dict[tuple[str, ...], Bools] = {}
-        for key, where in keys.items():
+        for key, where in _groups(frame, tags, inside).items():
             at = index[where]
             seen[key] = np.zeros(n, dtype=bool)
             seen[key][at] = True
-            fields[key] = {}
+            fields[key] = dict.fromkeys(names, empty)
             for name, column in columns.items():
                 values = np.full(n, np.nan)
                 values[at] = column[where]
@@ -205,21 +211,22 @@ class _Rows:
         return cls(fields, seen)
 
 
-def _groups(frame: pd.DataFrame, tags: tuple[str, ...]) -> dict[tuple[str, ...], NDArray[np.int64]]:
-    """Row numbers of each combination of tags, sorted by the tags."""
+def _groups(frame: pd.DataFrame, tags: tuple[str, ...], rows: Indices) -> dict[tuple[str, ...], Indices]:
+    """Split row numbers by their combination of tags, in the order of the tags."""
     code = np.zeros(len(frame), dtype=np.int64)
     named = np.ones(len(frame), dtype=bool)
+    texts = []
     for tag in tags:
         codes, names = pd.factorize(frame[tag], sort=True)
         code = code * max(len(names), 1) + codes
         named &= codes >= 0
-    order = np.argsort(code, kind="stable")
-    order = order[named[order]]  # a row without its tag belongs to nobody
-    if not order.size:
+        texts.append((codes, names))
+    rows = rows[named[rows]]  # a row without its tag belongs to nobody
+    rows = rows[np.argsort(code[rows], kind="stable")]
+    if not rows.size:
         return {}
-    parts = np.split(order, np.flatnonzero(np.diff(code[order])) + 1)
-    texts = [frame[tag].to_numpy(dtype=object) for tag in tags]
-    return {tuple(str(text[part[0]]) for text in texts): part for part in parts}
+    parts = np.split(rows, np.flatnonzero(np.diff(code[rows])) + 1)
+    return {tuple(str(names[codes[part[0]]]) for codes, names in texts): part for part in parts}
 
 
 @dataclass(slots=True)

@@ -69,7 +69,7 @@ def masked_correlations(outcome: Floats, regressors: Sequence[Floats]) -> Floats
         power_y = fft.irfft(powers[0] * masks[1].conj(), n=n)
         power_a = fft.irfft(masks[0] * powers[1:].conj(), n=n, axis=1)
         scale = np.sqrt(np.maximum(power_y, 0.0) * np.maximum(power_a, 0.0))
-    return np.asarray(np.divide(cross, scale, out=np.zeros_like(cross), where=scale > 1e-6), dtype=np.float64)
+    return np.asarray(np.divide(cross, scale, out=np.zeros_like(cross), where=scale > 1e-6))
 
 
 def shift_test(outcome: Floats, shapes: tuple[Floats, ...]) -> ShiftTest:
@@ -84,11 +84,12 @@ def shift_test(outcome: Floats, shapes: tuple[Floats, ...]) -> ShiftTest:
     spread = plain[:, MIN_SHIFT : n - MIN_SHIFT].std(axis=1, keepdims=True)
     standardised = np.divide(plain, spread, out=np.zeros_like(plain), where=spread > 0)
     raw = standardised[0]
-    candidates = np.concatenate([[np.roll(raw, -lag) for lag in range(MAX_LAG + 1)], standardised[1:]])
-    best = candidates.max(axis=0)
-    winner = int(np.argmax(candidates[:, 0]))
+    winner = int(np.argmax([*raw[: MAX_LAG + 1], *standardised[1:, 0]]))
+    best = standardised[1:, : n - MIN_SHIFT].max(axis=0)
+    for lag in range(MAX_LAG + 1):
+        np.maximum(best, raw[lag : lag + best.size], out=best)
     observed = float(best[0])
-    null = best[MIN_SHIFT : n - MIN_SHIFT]
+    null = best[MIN_SHIFT:]
     exceeding = int(np.sum(null >= observed))
     p = (1.0 + exceeding) / (1.0 + null.size)
     if exceeding < _FEW_EXCEEDING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analyzer.contention.series import Floats, correlation
+from analyzer.contention.series import Floats, correlation, swing_of
 
 _RELATED = 0.4
 _STRONGER = 1.5
@@ -61,7 +61,7 @@ def episodes(activity: Floats) -> int:
     values = activity[np.isfinite(activity)]
     if values.size == 0:
         return 0
-    low, high = np.quantile(values, [0.02, 0.98])
+    low, high = swing_of(values)
     up, down = low + 0.6 * (high - low), low + 0.4 * (high - low)
     state = np.where(values > up, 1, np.where(values < down, -1, 0))
     state = state[state != 0]

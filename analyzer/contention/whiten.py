@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
-from scipy.linalg import solve_toeplitz
 from scipy.special import ndtri
 
 from analyzer.contention.series import Floats
@@ -30,7 +29,8 @@ def fit_ar(values: Floats, order: int) -> Floats:
     # The ridge keeps an almost random walk (or an odd pattern of gaps) solvable.
     column = covariance[:order].copy()
     column[0] *= 1.0 + 1e-6
-    return np.asarray(solve_toeplitz(column, covariance[1:]), dtype=np.float64)
+    at = np.arange(order)
+    return np.asarray(np.linalg.solve(column[np.abs(at[:, None] - at)], covariance[1:]))
 
 
 def whiten(values: Floats, coefficients: Floats) -> Floats:
