@@ -32,6 +32,12 @@ page = st.navigation(
         ],
         "Why": [
             st.Page(
+                "app_pages/waste.py",
+                title="Waste",
+                icon=":material/recycling:",
+                help="Who holds and does not use, what is free now, and quotas of the wrong size.",
+            ),
+            st.Page(
                 "app_pages/contention.py",
                 title="Contention",
                 icon=":material/compare_arrows:",

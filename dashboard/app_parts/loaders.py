@@ -154,12 +154,17 @@ def _read(
 
 def ledger(span: timedelta) -> Ledger:
     """Return the ledger of the last `span`; an old one is shown while a new one is made."""
-    return _ledger(_key(), span)
+    return survey(span).ledger
+
+
+def survey(span: timedelta) -> Analysis:
+    """Return ledger, accounts of slices, what is free and who waits: an analysis without findings is a quick one."""
+    return _survey(_key(), span)
 
 
 @st.cache_data(ttl=HEAVY, max_entries=6, refresh_mode="background", show_spinner="Adding up where the capacity went")
-def _ledger(key: tuple[str, int], span: timedelta) -> Ledger:
-    return _analyse(key, span, with_detectors=False).ledger
+def _survey(key: tuple[str, int], span: timedelta) -> Analysis:
+    return _analyse(key, span, with_detectors=False)
 
 
 def analysis(span: timedelta) -> Analysis:

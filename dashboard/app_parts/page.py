@@ -14,6 +14,7 @@ from dashboard.views.text import escaped, percent, plural, stamp
 PAGES = {
     "fleet": "app_pages/fleet.py",
     "slices": "app_pages/slices.py",
+    "waste": "app_pages/waste.py",
     "contention": "app_pages/contention.py",
     "fragmentation": "app_pages/fragmentation.py",
     "forecast": "app_pages/forecast.py",

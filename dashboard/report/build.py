@@ -5,6 +5,7 @@ from __future__ import annotations
 from dashboard.report.changes import build_changes
 from dashboard.report.claims import build_claims
 from dashboard.report.forecast import build_forecast
+from dashboard.report.free import build_free, build_moves
 from dashboard.report.gathered import Gathered
 from dashboard.report.ledger import build_energy, build_ledger
 from dashboard.report.model import Report
@@ -35,4 +36,6 @@ def build_report(gathered: Gathered, prices: Prices) -> Report:
         queues=queues,
         energy=build_energy(gathered, ledger),
         quality=build_quality(gathered),
+        free=build_free(gathered),
+        moves=build_moves(gathered),
     )

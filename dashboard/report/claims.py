@@ -62,6 +62,7 @@ def _claim(finding: Finding, names: CardNames) -> Claim:
     known = codes().get(finding.code)  # a plug-in's code has no page of ours
     effect, evidence = finding.effect, finding.evidence
     since = evidence.get("since") or evidence.get("first") or ""
+    until = evidence.get("until") or ""
     return Claim(
         id=finding.id,
         code=finding.code,
@@ -83,6 +84,8 @@ def _claim(finding: Finding, names: CardNames) -> Claim:
         check=str(evidence.get("check") or ""),
         action=str(evidence.get("what_to_do") or ("" if known is None else known.action)).strip(),
         risk=finding.risk,
+        owner=str(evidence.get("owner") or ""),
+        until=until.isoformat() if isinstance(until, datetime) else str(until),
     )
 
 
@@ -112,7 +115,9 @@ def waste_section(claims: Claims) -> Section:
             facts=(
                 ("finding", f"{c.code}, {c.title.lower()}"),
                 ("size", _size(c)),
+                *((("owner", c.owner),) if c.owner else ()),
                 *((("since", stamp(parse_instant(c.since))),) if c.since else ()),
+                *((("still so", f"at {stamp(parse_instant(c.until))}"),) if c.until and c.since else ()),
                 ("how sure", f"{percent(c.confidence)}, on {percent(c.coverage)} of the samples"),
                 ("may be wrong", c.risk),
                 ("what to do", c.action),

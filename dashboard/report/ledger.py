@@ -59,6 +59,7 @@ def build_ledger(gathered: Gathered, prices: Prices) -> LedgerPart:
     keys = [(str(row["cluster"]), str(row["node"]), str(row["gpu"])) for row in records(ledger.gpus)]
     price = prices.of_fleet([models.get(key, "") for key in keys]) * hours
     joules = gathered.energy.groupby("tenant")["joules"].sum().to_dict()
+    taken = gathered.analysis.accounts.groupby("tenant")[["borrowed_gpu_seconds", "starved_gpu_seconds"]].sum() / 3600
     tenants = []
     for row in records(ledger.tenants):
         held = float(row["used"]) + float(row["reserved"]) + float(row["wasted"])
@@ -75,6 +76,8 @@ def build_ledger(gathered: Gathered, prices: Prices) -> LedgerPart:
                 wasted_card_hours=wasted * count * hours,
                 energy_joules=float(joules.get(row["tenant"], math.nan)),
                 cost=_part(held, capacity) * price,
+                borrowed_card_hours=float(taken["borrowed_gpu_seconds"].get(row["tenant"], math.nan)),
+                starved_card_hours=float(taken["starved_gpu_seconds"].get(row["tenant"], math.nan)),
             )
         )
     names_1, names_2 = [*LEVEL_1, "unaccounted_1"], [*LEVEL_2, "unaccounted_2"]
@@ -197,20 +200,23 @@ def hour_ticks(starts: Sequence[datetime]) -> list[svg.Tick]:
 
 def _tenants(ledger: LedgerPart) -> Table:
     priced = not math.isnan(ledger.price)
-    columns = (*text("tenant"), *numbers("used", "useful", "reserved", "wasted", "wasted card-hours", "energy"))
+    columns = (*text("tenant"), *numbers("used", "useful", "reserved", "wasted"))
+    columns += numbers("wasted card-hours", "borrowed", "starved", "energy")
     rows: list[tuple[Cell, ...]] = []
     for t in ledger.tenants[:MOST_ROWS]:
         row: tuple[Cell, ...] = (
             _HOLDERS.get(t.tenant, t.tenant),
             *(share(ratio) for ratio in (t.used_ratio, t.useful_ratio, t.reserved_ratio, t.wasted_ratio)),
             number(t.wasted_card_hours),
+            number(t.borrowed_card_hours),
+            number(t.starved_card_hours),
             energy(t.energy_joules),
         )
         rows.append((*row, money(t.cost, ledger.currency)) if priced else row)
     return Table(
         (*columns, *numbers("cost")) if priced else columns,
         tuple(rows),
-        "Tenants, as shares of the capacity of all cards; most wasted first",
+        "Tenants, as shares of the capacity of all cards; borrowed and starved in card-hours; most wasted first",
         more(len(ledger.tenants), "tenant"),
     )
 

@@ -45,6 +45,8 @@ class TenantUse:
     wasted_card_hours: float
     energy_joules: float
     cost: float  # of what was used, reserved and wasted; NaN where no price is configured
+    borrowed_card_hours: float = math.nan  # used beyond its shares
+    starved_card_hours: float = math.nan  # of its shares, asked for and not got
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,8 @@ class Claim:
     check: str
     action: str
     risk: str
+    owner: str = ""  # whom to ask about what is held; `unknown` where nobody tells
+    until: str = ""  # so long it was seen to be so
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +241,32 @@ class QueueLine:
 
 
 @dataclass(frozen=True, slots=True)
+class FreeLine:
+    """A card, a share of one, or an instance that nobody holds at the end of the window."""
+
+    card: str
+    piece: str
+    model: str
+    share_ratio: float
+    memory_bytes: float
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class MoveLine:
+    """Quota that could go from one tenant to another; `unit` is `ratio` (of a card) or `cards`."""
+
+    donor: str
+    receiver: str
+    place: str
+    unit: str
+    lower: float
+    target: float
+    upper: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class EnergyPart:
     """Metered energy of the cards; tenants' parts are attributed, never measured."""
 
@@ -312,6 +342,8 @@ class Report:
     queues: tuple[QueueLine, ...]
     energy: EnergyPart
     quality: QualityPart
+    free: tuple[FreeLine, ...] = ()
+    moves: tuple[MoveLine, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values, NaN as null."""

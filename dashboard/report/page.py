@@ -7,6 +7,7 @@ import math
 from dashboard.report.changes import changes_section
 from dashboard.report.claims import fights_section, health_section, limits_section, stranded_section, waste_section
 from dashboard.report.forecast import forecast_section
+from dashboard.report.free import free_section
 from dashboard.report.ledger import energy_section, ledger_section
 from dashboard.report.model import Report
 from dashboard.report.quality import census_section, quality_section
@@ -25,6 +26,7 @@ def make_page(report: Report) -> Page:
         ledger_section(report.ledger),
         services_section(report.services, report.quality.undeclared),
         waste_section(report.claims),
+        free_section(report.free, report.moves),
         fights_section(report.claims),
         stranded_section(report.claims),
         limits_section(report.claims),

@@ -15,8 +15,10 @@ from dashboard.report.model import (
     EnergyPart,
     ForecastLine,
     ForecastPart,
+    FreeLine,
     HourTerms,
     LedgerPart,
+    MoveLine,
     PromiseCheck,
     QualityPart,
     QueueLine,
@@ -103,7 +105,7 @@ def report(*, simulated: bool = True) -> Report:
             ),
         ),
         claims=Claims(
-            waste=(claim("TT301"),),
+            waste=(claim("TT301", owner=SCRIPT, until="2026-01-05T09:00:00+00:00"),),
             fights=(
                 claim("TT101", who=f"team/{MARKUP}", victim=f"team/{TURNED}"),
                 claim("TT101", verdict="suspected", effect_value=math.nan, effect_lower=math.nan, channel=""),
@@ -154,4 +156,6 @@ def report(*, simulated: bool = True) -> Report:
             ),
             undeclared=(f"team/{SCRIPT}",),
         ),
+        free=(FreeLine(SCRIPT, "share", MARKUP, 0.25, 2.0**33, START),),
+        moves=(MoveLine(f"team/{SCRIPT}", f"other/{MARKUP}", "node-a GPU 1", "ratio", 0.05, 0.1, 0.2, TURNED),),
     )  # fmt: skip
