@@ -45,12 +45,12 @@ class Measured:
         return [pair for pair in self.pairs if pair.card == card]
 
 
-def shared_file() -> Path | None:
-    """Return the data file, or None where the shared folder is absent."""
+def shared_file(name: Path = _FILE) -> Path | None:
+    """Return a file of the shared data, or None where it is absent."""
     here = Path(__file__).resolve().parents[1]
     places = [Path(os.environ["TRIMTAB_SHARED"])] if "TRIMTAB_SHARED" in os.environ else []
     places += [here / "shared", here.parent / "shared"]
-    return next((place / _FILE for place in places if (place / _FILE).exists()), None)
+    return next((place / name for place in places if (place / name).exists()), None)
 
 
 def load(path: Path) -> Measured:

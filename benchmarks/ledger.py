@@ -6,18 +6,23 @@ that reserve is told from waste. Real logs and pods of the shared data (`gpu_log
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from analyzer.energy import attribute_energy
+from analyzer.facts import FACT_COLUMNS
+from analyzer.idle import IdleDetector
 from analyzer.ledger import LEVEL_1, LEVEL_2, Ledger, conclude_ledger, measure_ledger
 from analyzer.protocols import Context, Partition
 from analyzer.settings import AnalyzeSettings
+from benchmarks.colocation import shared_file
 from benchmarks.figures import Figure, figure
 from collector.clock import VirtualClock
 from collector.collect import Collector
@@ -39,6 +44,8 @@ _POINTS = 0.03
 _UNACCOUNTED = 0.001
 _FLOOR_OF_QUOTA = 0.6  # of the services of one tenant
 _FLOOR_TENANT = "vision"
+_PODS = Path("data") / "gpu_logs" / "genai_pods.parquet"
+_POD_STEP = 57.0  # seconds between two samples of a pod
 
 
 def run(seeds: Sequence[int] = SEEDS, hours: int = HOURS) -> list[Figure]:
@@ -54,7 +61,7 @@ def run(seeds: Sequence[int] = SEEDS, hours: int = HOURS) -> list[Figure]:
         figures += _energy(f"seed {seed}", nodes)
         days = sum(n.gpu.groupby(["node", "gpu"]).ngroups for n in nodes) * hours / 24
         figures.append(figure(f"seed {seed}: CPU of the ledger, a card and day", spent / days * 1000, "ms"))
-    return figures
+    return [*figures, *_real_pods()]
 
 
 def simulate(seed: int, hours: int) -> tuple[ClusterSpec, Truth, list[Partition]]:
@@ -140,3 +147,64 @@ def _energy(name: str, nodes: Sequence[Partition]) -> list[Figure]:
         for n in nodes
     )
     return [figure(f"{name}: joules attributed, off the meters", abs(told / meter - 1), "ratio", at_most=1e-9)]
+
+
+def _real_pods() -> list[Figure]:
+    """Production pods, each on a card of its own: a sample that is missing is unobserved, and nobody's use grows."""
+    path = shared_file(_PODS)
+    if path is None:
+        print(f"ledger: pods skipped, {_PODS} is not there (set TRIMTAB_SHARED to the shared folder)", file=sys.stderr)
+        return []
+    rows = pd.read_parquet(path).dropna(subset=["util_gpu_pct"]).astype({"pod": "str"})
+    node = pods_partition(rows)
+    told = conclude_ledger([measure_ledger(node)], _context([node], {}))
+    detector = IdleDetector()
+    found = detector.conclude(detector.measure(node), _context([node], {})).findings
+    bare = [f for f in found if not f.evidence or f.coverage < AnalyzeSettings().coverage_floor]
+    capacity = float(told.fleet["capacity"])
+    intervals = node.window.seconds / _POD_STEP * rows["pod"].nunique()
+    missing, used = 1 - len(rows) / intervals, float(rows["util_gpu_pct"].sum()) / 100 / intervals
+    return [
+        figure(
+            f"pods: {name}, off the {what}",
+            abs(float(told.fleet[name]) / capacity - wanted),
+            "of capacity",
+            peer=wanted,
+            peer_name=what,
+            at_most=_UNACCOUNTED,
+        )
+        for name, what, wanted in (("unobserved", "missing samples", missing), ("used", "sum of samples", used))
+    ] + [
+        figure(
+            "pods: level 1 unaccounted",
+            abs(float(told.fleet["unaccounted_1"])) / capacity,
+            "ratio",
+            at_most=_UNACCOUNTED,
+        ),
+        figure("pods: findings", len(found), "count"),
+        figure("pods: findings without evidence, or on poor coverage", len(bare), "count", at_most=0),
+    ]
+
+
+def pods_partition(rows: pd.DataFrame) -> Partition:
+    """Return pods as whole cards of one node: columns pod, ts, util_gpu_pct, mem_used_mib; one sample in 57 s."""
+    times = pd.to_datetime(rows["ts"]).dt.tz_localize("UTC").dt.as_unit("ms")
+    place = {"time": times, "cluster": "c", "node": "n", "gpu": rows["pod"]}
+    holder = {"slice": "whole", "tenant": "pods", "workload": rows["pod"]}
+    values = {"busy_ratio": rows["util_gpu_pct"] / 100, "memory_used_bytes": rows["mem_used_mib"] * 2.0**20}
+    start, end = times.min().to_pydatetime(), times.max().to_pydatetime() + timedelta(seconds=_POD_STEP)
+    facts = [("gpu", "c", "n", pod, "", "", "sm_count", "100", start, None, "measured") for pod in set(rows["pod"])]
+    empty = pd.DataFrame()
+    told = pd.DataFrame(facts, columns=list(FACT_COLUMNS))
+    return Partition(
+        cluster="c",
+        node="n",
+        window=Window(start, end),
+        interval_seconds=_POD_STEP,
+        gpu=pd.DataFrame({**place, **values}).reset_index(drop=True),
+        slice=pd.DataFrame({**place, **holder}).reset_index(drop=True),
+        node_rows=empty,
+        facts=told.astype({"from": "datetime64[ms, UTC]", "to": "datetime64[ms, UTC]"}),
+        events=empty,
+        rejects=empty,
+    )

@@ -96,8 +96,7 @@ def test_borrowed_and_starved_are_the_two_sides_of_one_card(make_node: MakeNode)
 def test_in_a_rotation_time_is_what_is_got(make_node: MakeNode) -> None:
     node = make_node(hours=2)
     node.card(sm_active_ratio=0.4, busy_ratio=1.0)
-    steps = {"steps_count": 10.0}
-    node.slice("a", kind="timeslice", busy_ratio=0.7, **steps)
+    node.slice("a", kind="timeslice", busy_ratio=0.7, steps_count=10.0)
     node.slice("b", kind="timeslice", workload="b", busy_ratio=0.3, queue_depth_count=2.0)
     found = accounts(node)
     assert found.loc["a", "borrowed_gpu_seconds"] == pytest.approx(0.2 * 7200)

@@ -18,7 +18,7 @@ from dashboard.views import waste
 from tests.analyzer.test_conformance import wasteful_node
 
 
-def by(table: pd.DataFrame, *keys: str) -> dict[Any, dict[str, Any]]:
+def by(table: pd.DataFrame, *keys: str) -> dict[Any, dict[Any, Any]]:
     """Return the rows by one or two columns."""
     return {(row[keys[0]] if len(keys) == 1 else tuple(row[k] for k in keys)): row for row in table.to_dict("records")}
 
