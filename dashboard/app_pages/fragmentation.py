@@ -59,8 +59,31 @@ if seen is not None:
                 f"{escaped(named(finding.claim, names))}"
             )
             st.caption(f"Could be wrong: {escaped(finding.risk)} · confidence {percent(finding.confidence)}")
-            if finding.evidence.get("demand") and finding.code == "TT211":
-                st.dataframe(fragmentation.demand_table(finding.evidence), hide_index=True)
+    for finding in claims.of("TT504"):
+        st.caption(f":material/schedule: {escaped(named(finding.claim, names))}")
+    pictures = fragmentation.fleet_picture(found)
+    for finding in pictures:
+        told = finding.evidence
+        of = f" of {escaped(finding.subjects[0].cluster)}" if len(pictures) > 1 else ""
+        st.subheader(f"What still fits on the shared and whole cards{of}", anchor=False)
+        st.dataframe(fragmentation.rooms_table(told), hide_index=True)
+        left, right = st.columns(2, gap="large")
+        with left:
+            st.markdown(
+                f"**Why free share serves nobody** · {told['fragmented_cards']:.1f} of {told['free_cards']:.1f} cards"
+            )
+            causes = fragmentation.lost_causes(told)
+            if causes.empty:
+                page.empty("All of it serves what is asked for.", icon=":material/info:")
+            else:
+                option = charts.bars(causes, "why", {"of free share": "#8b5cf6"})
+                st.echarts_chart(option, height=90 + 30 * len(causes), alt="Why free share serves nobody")
+            words = fragmentation.dimensions_text(told)
+            if words:
+                st.caption(f"{words[:1].upper()}{words[1:]}.")
+        with right:
+            st.markdown("**What is asked for**")
+            st.dataframe(fragmentation.demand_table(told), hide_index=True)
     drawn = [c for c in cut if c.layout is not None]
     st.subheader("Cards that are cut (MIG)", anchor=False)
     if not cut:

@@ -11,6 +11,8 @@ from typing import Any
 import pandas as pd
 
 from analyzer.facts import hardware_facts, to_float
+from analyzer.findings import Finding
+from analyzer.fleet_verdicts import FLEET_CODES
 from analyzer.ledger import Ledger
 from analyzer.mig import Board, Instance, MigMeasure, board_of, layout_faults, measure
 from analyzer.mig import layouts as possible_layouts
@@ -20,9 +22,10 @@ from dashboard.views import svg
 from dashboard.views.fleet import card_name, current_holdings, short_model
 from dashboard.views.palette import tenant_colours
 from dashboard.views.reading import Look
-from dashboard.views.text import percent
+from dashboard.views.text import NO_DATA, percent
 
 NOTHING = "nothing"
+_SHOWN_CARDS = 0.05  # less is noise of rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +178,86 @@ def fleet_shares(ledger: Ledger) -> dict[str, float]:
     }
 
 
+CAUSES = {
+    "gpu_share": "pieces too small",
+    "cpu": "no CPU on the node",
+    "cpu_and_gpu_share": "neither CPU nor share",
+    "gpu_type": "card type not asked for",
+    "gpu_memory": "no memory on the card",
+    "task_without_gpu": "requests without a card",
+    "task_without_gpu_cpu": "requests without a card, no CPU",
+}
+
+
+def fleet_picture(findings: Sequence[Finding]) -> list[Finding]:
+    """Return of each cluster one finding that carries the whole picture of its cards that are not cut."""
+    found: dict[str, Finding] = {}
+    for finding in findings:
+        if finding.code in FLEET_CODES and "rooms" in finding.evidence:
+            found.setdefault(finding.subjects[0].cluster, finding)
+    return [found[cluster] for cluster in sorted(found)]
+
+
 def demand_table(evidence: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the demand mix of a TT211: `request`, `part` of the mix, `fits`."""
+    """Return the demand mix of a TT211 to TT214: `request`, `part` of the mix, `fits`, `waiting`, `for want of`."""
     rows = [
-        (printable(str(d["request"])), percent(d["part"], 1), "yes" if d["fits"] else "no") for d in evidence["demand"]
+        (
+            printable(str(d["request"])),
+            percent(d["part"], 1),
+            {True: "yes", False: "no"}.get(d["fits"], NO_DATA),
+            d.get("waiting", 0),
+            ", ".join(d.get("lost_for", ())) or ("several together" if d["fits"] is False else ""),
+        )
+        for d in evidence["demand"]
     ]
-    return pd.DataFrame(rows, columns=["request", "part", "fits"])
+    return pd.DataFrame(rows, columns=["request", "part", "fits", "waiting", "for want of"])
+
+
+def rooms_table(evidence: Mapping[str, Any]) -> pd.DataFrame:
+    """Return what still fits, a row a pool and card model."""
+    rows = [
+        (
+            printable(str(room["pool"])),
+            printable(short_model(str(room["model"]))) or NO_DATA,
+            room["cards"],
+            round(room["free_cards"], 1),
+            percent(room["largest_piece"]),
+            room["most_whole_cards"],
+            percent(room["fits_part"]),
+            printable(str(room["biggest_placeable"] or NOTHING)),
+        )
+        for room in evidence["rooms"]
+    ]
+    columns = [
+        "pool",
+        "model",
+        "cards",
+        "free",
+        "largest piece",
+        "whole on a node",
+        "of the mix fits",
+        "biggest that fits",
+    ]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def lost_causes(evidence: Mapping[str, Any]) -> pd.DataFrame:
+    """Return why free share serves nobody: `why`, `of free share` (percent of it), the largest first."""
+    free = float(evidence["free_cards"])
+    causes = sorted(evidence["by_cause_cards"].items(), key=lambda item: -item[1])
+    rows = [(CAUSES.get(cause, cause), 100 * cards / free) for cause, cards in causes if free > 0]
+    return pd.DataFrame(rows, columns=["why", "of free share"])
+
+
+def dimensions_text(evidence: Mapping[str, Any]) -> str:
+    """Return which idle amounts lack another dimension, in words; empty: none does, or nobody knows."""
+    parts = []
+    if evidence["compute_without_memory_cards"] >= _SHOWN_CARDS:
+        parts.append(f"{evidence['compute_without_memory_cards']:.1f} cards' worth of compute lie beside full memory")
+    if evidence["memory_without_compute_bytes"] >= 2**30:
+        memory = evidence["memory_without_compute_bytes"] / 2**30
+        parts.append(f"{memory:,.0f} GiB of memory lie beside compute that is given away")
+    starved = evidence["compute_without_cpu_cards"]
+    if starved is not None and starved >= _SHOWN_CARDS:
+        parts.append(f"{starved:.1f} cards' worth lie on nodes without CPU for any request")
+    return "; ".join(parts)

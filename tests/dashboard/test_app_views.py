@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -596,9 +597,52 @@ def test_free_pieces_and_shares(store: FrameStore, seen: reading.Look) -> None:
     assert idle.to_dict("list") == {"card": ["GPU-b", "n GPU 0"], "free": [25.0, 25.0], "stranded": [0.0, 0.0]}
 
 
-def test_the_demand_table_says_what_fits() -> None:
-    table = fragmentation.demand_table({"demand": [{"request": "a whole card", "part": 0.25, "fits": False}]})
-    assert table.to_dict("records") == [{"request": "a whole card", "part": "25.0 %", "fits": "no"}]
+def _fleet(**changes: Any) -> dict[str, Any]:
+    room = {"pool": "train", "model": "NVIDIA A100-SXM4-80GB", "nodes": 1, "cards": 8, "free_cards": 2.26}
+    room |= {"largest_piece": 0.6, "most_whole_cards": 1, "biggest_placeable": None, "fits_part": 0.75}
+    return {
+        "rooms": [room],
+        "demand": [
+            {"request": "a whole card", "part": 0.25, "fits": False, "waiting": 2, "lost_for": ["cpu"]},
+            {"request": "two", "part": 0.5, "fits": False, "waiting": 0, "lost_for": []},
+            {"request": "half", "part": 0.25, "fits": True, "waiting": 0, "lost_for": []},
+        ],
+        "free_cards": 2.0,
+        "by_cause_cards": {"cpu": 0.5, "gpu_share": 1.0},
+        "compute_without_memory_cards": 0.75,
+        "memory_without_compute_bytes": 30 * 2.0**30,
+        "compute_without_cpu_cards": None,
+        **changes,
+    }
+
+
+def test_the_demand_table_says_what_fits_and_what_keeps_the_rest_out() -> None:
+    table = fragmentation.demand_table(_fleet())
+    assert table["for want of"].tolist() == ["cpu", "several together", ""]
+    assert table.iloc[0].tolist() == ["a whole card", "25.0 %", "no", 2, "cpu"]
+
+
+def test_what_still_fits_and_why_the_rest_does_not() -> None:
+    [row] = fragmentation.rooms_table(_fleet()).to_dict("records")
+    assert (row["pool"], row["free"], row["largest piece"], row["biggest that fits"]) == (
+        "train",
+        2.3,
+        "60 %",
+        "nothing",
+    )
+    causes = fragmentation.lost_causes(_fleet())
+    assert causes.to_dict("list") == {"why": ["pieces too small", "no CPU on the node"], "of free share": [50.0, 25.0]}
+    assert fragmentation.lost_causes(_fleet(free_cards=0.0)).empty
+
+
+def test_idle_dimensions_in_words() -> None:
+    words = fragmentation.dimensions_text(_fleet(compute_without_cpu_cards=1.0))
+    assert words == (
+        "0.8 cards' worth of compute lie beside full memory; 30 GiB of memory lie beside compute that is given away; "
+        "1.0 cards' worth lie on nodes without CPU for any request"
+    )
+    none = _fleet(compute_without_memory_cards=0.0, memory_without_compute_bytes=0.0)
+    assert fragmentation.dimensions_text(none) == ""
 
 
 # --- forecast
