@@ -31,11 +31,13 @@ def decide(group: Group, facts: Facts, settings: TunerSettings) -> tuple[Decisio
 
     Also in mode auto a person is asked for what cannot be undone at will: drains, reboots, restarts of online work,
     restarts of offline work unless `auto_restart_offline`, evictions unless `auto_evict`, and for a kind of change
-    that was rolled back three times on the same card within a day.
+    that was rolled back three times on the same card within a day. For a probe a person is always asked.
     """
     mode = mode_of(group, facts, settings)
     if mode is Mode.RECOMMEND:
         return "write_down", "; ".join(filter(None, ("mode recommend", unpredicted(group, facts))))
+    if group.trial is not None:
+        return "ask", "it slows work on purpose, to learn: a person says yes first"
     if mode is Mode.APPROVE:
         return "ask", "mode approve"
     reason = _needs_a_person(group, facts, settings)

@@ -176,9 +176,10 @@ class Executor:
         except UnreachableError as error:
             return Step(record.id, record.state, f"not settled: {error}")
         watched = record.state is _S.VERIFYING
-        if place is Place.FOREIGN or (watched and place in {Place.BEFORE, Place.MIXED}):
+        between = record.group.trial is not None and place is Place.BEFORE  # two blocks of a probe
+        if place is Place.FOREIGN or (watched and place in {Place.BEFORE, Place.MIXED} and not between):
             return self._step(record, _S.FOREIGN_CHANGE, "somebody else set another value: theirs stays")
-        if place is Place.AFTER:
+        if place is Place.AFTER or (watched and between):
             return Step(record.id, record.state, "being watched") if watched else self._arrived(record)
         return self._absent(record, place)
 
@@ -228,6 +229,8 @@ class Executor:
         domains = {domain_of(c.target) for c in later.group.changes}
         for record in open_groups(self._state):
             mine = {domain_of(c.target) for c in record.group.changes}
+            if record.group.trial is not None:
+                continue  # it sets back what it holds first; nobody takes its place
             if record.id != later.id and record.state is _S.VERIFYING and mine & domains:
                 self._step(record, _S.SUPERSEDED, f"{later.id} changed the same card before the verdict")
 
@@ -247,6 +250,75 @@ class Executor:
             self._step(record, _S.ROLLING_BACK, reason, {**(body or {}), "settle_by": deadline.isoformat()})
             record = self._get(record.id)
         return self._undo(record)
+
+    def switch(
+        self, record: GroupRecord, *, on: bool, block: Mapping[str, Any], still_ok: Recheck | None = None
+    ) -> str | None:
+        """Make the change of a running probe again, or take it back, and read back.
+
+        What is about to be written stands in the journal before the write, what was found after it. A change that is
+        taken back needs no guard: only the kill switch holds it, as it holds a rollback.
+
+        Args:
+            record: a probe that is being watched.
+            on: whether the change is to be in force.
+            block: which block this begins, for the journal.
+            still_ok: the guards once more, on a fresh read, where the change is made.
+
+        Returns:
+            None when it is there; else why not, and `settle` or `roll_back` sorts out what is there instead.
+
+        Raises:
+            LeaseLostError: another tuner acts; nothing was written by this one afterwards.
+            StateMovedError: it is not being watched.
+        """
+        wanted = Place.AFTER if on else Place.BEFORE
+        word = "throttle" if on else "release"
+        self._remark(record, word, block)
+        against, fresh = self._before_switch(record, wanted, still_ok=still_ok if on else None)
+        if against is not None or fresh is None:
+            return against
+        if locate(record.group, fresh, self._knobs) is not wanted:
+            self._lease.check()
+            result = self._apply(record.group if on else inverse(record.group), fresh)
+            waited = 0.0
+            while not self._holds(record.group, wanted):
+                if result.status in _WROTE_NOTHING or waited >= self._patience_seconds:
+                    return f"{word}: {result.status.value} {result.detail}".strip()
+                self._clock.wait(_POLL_SECONDS)
+                waited += _POLL_SECONDS
+        self._remark(record, f"{word}d", block)
+        return None
+
+    def _before_switch(
+        self, record: GroupRecord, wanted: Place, *, still_ok: Recheck | None
+    ) -> tuple[str | None, BackendState | None]:
+        pause = killswitch.read(self._kill_switch)
+        if not (pause.allows_new if wanted is Place.AFTER else pause.allows_rollback):
+            return str(pause), None
+        try:
+            fresh = self._read(record.group)
+        except UnreachableError as error:
+            return str(error), None
+        place = locate(record.group, fresh, self._knobs)
+        if place not in {Place.BEFORE, Place.AFTER}:
+            return f"the world moved (values are {place.value})", None
+        against = still_ok(record.group, fresh) if still_ok is not None and place is not wanted else None
+        return against, fresh
+
+    def _remark(self, record: GroupRecord, event: str, block: Mapping[str, Any]) -> None:
+        if self._get(record.id).state is not _S.VERIFYING:
+            raise StateMovedError(f"probe {record.id} is {record.state.value}: it is not being watched any more")
+        remark(
+            self._state,
+            record.id,
+            event,
+            at=self._clock.now(),
+            actor=self._actor,
+            reason=f"block of {record.id}",
+            body=block,
+            fence=self._lease.fence,
+        )
 
     def close(self, record: GroupRecord, to: ChangeState, reason: str, body: Mapping[str, Any] | None = None) -> Step:
         """Write down the end of a watch: confirmed, or left to a person."""

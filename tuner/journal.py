@@ -192,10 +192,28 @@ def step_in(
     )
 
 
-def remark(state: State, group_id: str, event: str, *, at: datetime, actor: str, reason: str) -> None:
-    """Append an entry about a group that does not move it, such as an answer that was lost."""
+def remark(
+    state: State,
+    group_id: str,
+    event: str,
+    *,
+    at: datetime,
+    actor: str,
+    reason: str,
+    body: Mapping[str, Any] | None = None,
+    fence: Fence | None = None,
+) -> None:
+    """Append an entry about a group that does not move it, such as an answer that was lost, or a block of a probe.
+
+    Raises:
+        LeaseLostError: `fence` is given and no longer holds.
+    """
+    number = None if fence is None else fence.number
     with state.writing() as connection:
-        append(connection, at=at, event=event, actor=actor, group_id=group_id, body={"reason": reason})
+        if fence is not None:
+            check_fence(connection, fence)
+        said = {**(body or {}), "reason": reason}
+        append(connection, at=at, event=event, actor=actor, group_id=group_id, fence=number, body=said)
 
 
 def check_fence(connection: Connection, fence: Fence) -> None:

@@ -131,19 +131,55 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
+class Trial:
+    """How a probe is run: its group's change is made and taken back again, block by block, and in the end taken back.
+
+    Attributes:
+        victim: the slice that may be slowed by the one that is held back, and who holds it.
+        finding: id of the finding that it decides.
+        seed: of the coins that put the throttled block first or second.
+        pairs: pairs of blocks, one throttled and one as usual.
+        block_seconds: length of a block.
+        every_seconds: least time between the starts of two pairs.
+        longest_seconds: after so long it ends with what it has.
+        busy_share: share of the card that the held-back slice uses at least when a pair begins.
+        expected_seconds: how long it will take, by how often both were at work.
+        lost_sm_seconds: work that the held-back slice is expected to lose, in SM-seconds of the card (share x time).
+        lost_ratio: the same as a share of its work meanwhile.
+        detects: smallest slow-down at full swing that it should not miss, as a ratio.
+    """
+
+    victim: Target
+    victim_tenant: str
+    victim_workload: str
+    finding: str
+    seed: int
+    pairs: int
+    block_seconds: float
+    every_seconds: float
+    longest_seconds: float
+    busy_share: float
+    expected_seconds: float
+    lost_sm_seconds: float
+    lost_ratio: float
+    detects: float
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
     """Changes that stand or fall together: one card, or one quota move."""
 
     id: str
     changes: tuple[Change, ...]
     why: str  # the plain sentence an operator reads
-    kind: str  # reserve, give, queue, right_size, fast, rollback
+    kind: str  # reserve, give, queue, right_size, fast, probe, rollback
     predicted_gain: float  # SM-seconds an hour of useful work (0 where it is not about gain)
     confidence: float  # 0..1
     coverage: float  # 0..1
     risk: str = ""
     findings: tuple[str, ...] = ()  # ids of findings that ask for it
     fast: bool = False
+    trial: Trial | None = None  # of a probe
 
 
 @dataclass(frozen=True, slots=True)

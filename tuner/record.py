@@ -101,6 +101,11 @@ class GroupRecord:
         return self.evidence.get(PRETENDED) is True
 
     @property
+    def is_over_trial(self) -> bool:
+        """Whether it was a probe and has set everything back, as it was meant to."""
+        return self.group.trial is not None and self.state is ChangeState.ROLLED_BACK
+
+    @property
     def is_open(self) -> bool:
         """Whether the group is under way."""
         return self.state in OPEN_STATES

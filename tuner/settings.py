@@ -23,7 +23,7 @@ class ModeSettings(Section):
 
     cluster: str = Field("*", description="glob on the cluster")
     tenant: str = Field("*", description="glob on the tenant that is changed")
-    kind: str = Field("*", description="glob on the kind of change: give, reserve, queue, right_size, fast")
+    kind: str = Field("*", description="glob on the kind of change: give, reserve, queue, right_size, fast, probe")
     mode: Mode = Field(description="recommend, approve or auto")
 
 
@@ -61,6 +61,11 @@ class TunerSettings(Section):
     auto_evict: bool = Field(False, description="auto may make changes that let the scheduler evict")
     protected: tuple[str, ...] = Field((), description="globs on tenant/workload that are never changed")
     verify_seconds: float = Field(900.0, gt=0, description="how long a change is watched before it is kept")
+    probe_pairs: int = Field(
+        40, ge=0, description="most pairs of blocks of a probe (a throttling trial that a person consents to); 0: none"
+    )
+    probe_depth: float = Field(0.75, gt=0, lt=1, description="share of a suspect's compute that a probe takes away")
+    probe_hours: float = Field(12.0, gt=0, description="longest time of a probe, in hours")
     regression_limit: float = Field(0.05, gt=0, description="loss of kept requests that rolls a change back")
 
 

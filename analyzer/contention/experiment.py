@@ -43,8 +43,23 @@ def holder_name(tenant: str, workload: str, slice_id: str) -> str:
 
 def experiment_fact(card: Subject, victim: str, suspect: str, experiment: Experiment) -> Fact:
     """Return the fact that a probe of two holders (see `holder_name`) on a card leaves."""
-    value = {**plain(asdict(experiment.result)), "change": experiment.change}
+    value = {**result_to_json(experiment.result), "change": experiment.change}
     return Fact(card, f"{_PREFIX}{victim}<{suspect}", json.dumps(value, sort_keys=True), experiment.at, "measured")
+
+
+def result_to_json(result: ProbeResult) -> dict[str, object]:
+    """Return plain JSON values, NaN as null."""
+    return {name: plain(value) for name, value in asdict(result).items()}
+
+
+def describe_result(result: ProbeResult) -> str:
+    """Return what a trial showed in one sentence."""
+    if result.problem:
+        return f"it decided nothing, {result.problem}"
+    return (
+        f"{result.effect:.1%} slower at full swing (95 %: {result.lower:.1%} to {result.upper:.1%}), "
+        f"p = {result.p:.2g} over {result.pairs} pairs of blocks"
+    )
 
 
 def experiments(facts: pd.DataFrame, until: datetime) -> dict[PairKey, Experiment]:
@@ -129,5 +144,5 @@ RISK = "it was shown for the load of those hours; what throttling does beside sl
 
 def evidence_of(experiment: Experiment) -> Mapping[str, object]:
     """Return a probe as evidence of a finding."""
-    numbers = plain(asdict(experiment.result))
+    numbers = result_to_json(experiment.result)
     return {**numbers, "q": plain(experiment.q), "change": experiment.change, "at": plain(experiment.at)}

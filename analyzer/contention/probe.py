@@ -30,6 +30,7 @@ WORTH_FINDING = 0.05  # slow-down at full swing that a trial should not miss
 MAX_LAG = 6  # samples by which the victim may follow
 BUSY = 0.5  # of its peak: below it throttling would take nothing from the suspect
 _LONG = 200  # samples from which the noise model is of that order
+_Z_ALPHA, _Z_POWER = float(norm.isf(ALPHA)), float(norm.ppf(POWER))
 _ORDER = 6  # of the noise model
 _EXACT = 12  # up to so many pairs all flips are counted
 _HELD = 0.15  # of the suspect's level must be taken away, else the throttle did not bite
@@ -186,8 +187,13 @@ class Prospect:
         contrast = self.contrast(effect, taken)
         if not contrast > 0 or not math.isfinite(self.spread):
             return math.inf
-        needed = ((norm.isf(ALPHA) + norm.ppf(POWER)) * self.spread / contrast) ** 2
-        return float(max(math.ceil(needed), FEWEST_PAIRS))
+        return float(max(math.ceil(((_Z_ALPHA + _Z_POWER) * self.spread / contrast) ** 2), FEWEST_PAIRS))
+
+    def smallest(self, pairs: int, taken: float) -> float:
+        """Return the slow-down at full swing that so many pairs of blocks find with `POWER` at `ALPHA`."""
+        contrast = (_Z_ALPHA + _Z_POWER) * self.spread / math.sqrt(pairs)
+        reach = taken * self.level / self.swing if self.swing > 0 else 0.0
+        return math.expm1(min(contrast / reach, 50.0)) if reach > 0 else math.inf
 
 
 def pairs_to_run(prospect: Prospect, effect: float, taken: float, most: int) -> int:
@@ -202,10 +208,15 @@ def pairs_to_run(prospect: Prospect, effect: float, taken: float, most: int) -> 
         taken: share of the suspect's activity that the throttle takes away.
         most: pairs at most.
     """
-    wanted = min(max(0.5 * effect, WORTH_FINDING), 2 * WORTH_FINDING) if math.isfinite(effect) else WORTH_FINDING
+    wanted = sought(effect)
     if prospect.pairs_needed(2 * wanted, taken) > most:
         return 0
     return int(min(prospect.pairs_needed(wanted, taken), most))
+
+
+def sought(effect: float) -> float:
+    """Return the slow-down that a trial is sized for where `effect` is suspected (NaN: nobody knows)."""
+    return min(max(0.5 * effect, WORTH_FINDING), 2 * WORTH_FINDING) if math.isfinite(effect) else WORTH_FINDING
 
 
 def coins(seed: int, pairs: int) -> tuple[bool, ...]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tuner.guards import evidence, pace, permission, shape
+from tuner.guards import trial as trials
 from tuner.guards.chain import Guard, GuardedPlan, Ruling, each, run_chain
 from tuner.guards.world import FAILED_PAST, PAST, Facts, Vitals, World, domain_of, in_order, lessen
 from tuner.model import BackendState, Group, Plan
@@ -20,6 +22,7 @@ GUARDS: tuple[tuple[str, Guard], ...] = (
     ("frozen target", each(permission.frozen_target)),
     ("calendar", each(permission.calendar)),
     ("prediction", each(permission.prediction)),
+    ("trial", each(trials.trial)),
     ("coverage", each(evidence.coverage)),
     ("confidence", each(evidence.confidence)),
     ("warm-up", each(evidence.warm_up)),
@@ -40,13 +43,24 @@ GUARDS: tuple[tuple[str, Guard], ...] = (
 )
 
 
+# A probe that has consent goes at the pace that was consented to.
+_PACE = frozenset({"dead band", "blacklist", "cooldown", "oscillation", "in flight", "budget", "wave"})
+TRIAL_GUARDS: tuple[tuple[str, Guard], ...] = tuple((name, guard) for name, guard in GUARDS if name not in _PACE)
+
+
 def run_guards(plan: Plan, world: World, settings: TunerSettings) -> GuardedPlan:
     """Return what is left of a plan, and every drop and lessening with its guard and reason."""
     return run_chain(plan, world, settings, GUARDS)
 
 
 def still_allowed(
-    group: Group, world: World, fresh: BackendState, settings: TunerSettings, *, simulated: bool
+    group: Group,
+    world: World,
+    fresh: BackendState,
+    settings: TunerSettings,
+    *,
+    simulated: bool,
+    guards: Sequence[tuple[str, Guard]] = GUARDS,
 ) -> str | None:
     """Run the guards on one group once more, on a fresh read of its targets; return the first reason against it.
 
@@ -59,11 +73,12 @@ def still_allowed(
         fresh: a read of at least the group's targets.
         settings: the tuner's.
         simulated: whether the group was planned on simulated rows.
+        guards: `TRIAL_GUARDS` for a block of a probe that runs already.
     """
     state = BackendState(fresh.read_at, {**world.state.targets, **fresh.targets})
     now = max(world.now, fresh.read_at)
     plan = Plan("recheck", now, fresh.read_at, (group,), simulated=simulated)
-    drops = run_guards(plan, replace(world, now=now, state=state), settings).drops
+    drops = run_chain(plan, replace(world, now=now, state=state), settings, guards).drops
     return f"{drops[0].guard}: {drops[0].reason}" if drops else None
 
 
@@ -71,6 +86,7 @@ __all__ = [
     "FAILED_PAST",
     "GUARDS",
     "PAST",
+    "TRIAL_GUARDS",
     "Facts",
     "GuardedPlan",
     "Ruling",

@@ -7,13 +7,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from itertools import pairwise
+from typing import TypeVar
 
 from tuner.guards.chain import Ruling
 from tuner.guards.world import Facts, PastChange, domain_of
 from tuner.model import Change, Group, Target
-from tuner.record import FAILED_STATES, ChangeState
+from tuner.record import FAILED_STATES, ChangeState, GroupRecord
 from tuner.settings import TunerSettings
 
+T = TypeVar("T")
 BUDGET_WINDOW = timedelta(hours=1)  # by the wall clock: a faster cycle must not buy more changes
 OSCILLATION_WINDOW = timedelta(hours=4)
 MAX_SIGN_CHANGES = 3
@@ -40,7 +42,9 @@ def in_flight(groups: Sequence[Group], facts: Facts, _settings: TunerSettings) -
         reason = None
         for domain in sorted(domains):
             record = facts.open_domains.get(domain)
-            if record is not None and not (group.fast and record.state is ChangeState.VERIFYING):
+            passing = group.fast and record is not None and record.state is ChangeState.VERIFYING
+            # A probe is not overtaken: it must first set back what it holds.
+            if record is not None and (not passing or record.group.trial is not None):
                 reason = f"{record.id} is {record.state.value} on {domain}"
             elif domain in taken:
                 reason = f"{taken[domain]} of the same plan changes {domain} first"
@@ -139,17 +143,21 @@ def breaker(_group: Group, facts: Facts, _settings: TunerSettings) -> str | None
 
 def budgets(groups: Sequence[Group], facts: Facts, settings: TunerSettings) -> Iterator[Ruling]:
     """Changes in the last hour: of the fleet, a card, a tenant; restarts and evictions too."""
-    window = [r for r in facts.records if r.intent_at is not None and facts.world.now - r.intent_at < BUDGET_WINDOW]
-    fleet = sum(len(r.group.changes) for r in window)
-    cards = Counter(d for r in window for d in _cards(r.group.changes))
-    tenants = Counter(t for r in window for t in _tenants(r.group.changes, facts))
+    window = [r for r in facts.records if _spends(r, facts)]
+    fleet = sum(_writes(r.group) for r in window)
+    cards: Counter[Target] = Counter()
+    tenants: Counter[str] = Counter()
+    for record in window:
+        cards.update(_times(_cards(record.group.changes), record.group))
+        tenants.update(_times(_tenants(record.group.changes, facts), record.group))
     restarts = sum(r.restarts for r in window)
     evictions = sum(r.evictions for r in window)
     for group in groups:
-        new_cards, new_tenants = Counter(_cards(group.changes)), Counter(_tenants(group.changes, facts))
+        new_cards = _times(_cards(group.changes), group)
+        new_tenants = _times(_tenants(group.changes, facts), group)
         new_restarts, new_evictions = facts.restarts(group), predicted_evictions(group, facts)
         checks: list[tuple[str, int, int, int]] = [
-            ("the fleet", fleet, len(group.changes), settings.changes_per_hour),
+            ("the fleet", fleet, _writes(group), settings.changes_per_hour),
             *((str(c), cards[c], n, settings.changes_per_gpu_hour) for c, n in new_cards.items()),
             *((f"tenant {t}", tenants[t], n, settings.changes_per_tenant_hour) for t, n in new_tenants.items()),
             ("restarts", restarts, new_restarts, settings.restarts_per_hour),
@@ -160,11 +168,30 @@ def budgets(groups: Sequence[Group], facts: Facts, settings: TunerSettings) -> I
             name, spent, wanted, budget = over
             yield Ruling(group.id, f"budget of {name}: {spent} of {budget} spent in the last hour, it needs {wanted}")
             continue
-        fleet += len(group.changes)
+        fleet += _writes(group)
         cards.update(new_cards)
         tenants.update(new_tenants)
         restarts += new_restarts
         evictions += new_evictions
+
+
+def _spends(record: GroupRecord, facts: Facts) -> bool:
+    """Say whether a group wrote within the last hour: a probe writes as long as it runs."""
+    lately = record.intent_at is not None and facts.world.now - record.intent_at < BUDGET_WINDOW
+    return lately or (record.group.trial is not None and record.is_open)
+
+
+def _writes(group: Group) -> int:
+    """Return how many changes a group makes within an hour: a probe makes its change again for each pair of blocks."""
+    if group.trial is None:
+        return len(group.changes)
+    return min(group.trial.pairs, math.ceil(BUDGET_WINDOW.total_seconds() / group.trial.every_seconds))
+
+
+def _times(names: Iterable[T], group: Group) -> Counter[T]:
+    """Count names, as often as the group writes."""
+    times = 1 if group.trial is None else _writes(group)
+    return Counter({name: count * times for name, count in Counter(names).items()})
 
 
 def predicted_evictions(group: Group, facts: Facts) -> int:
@@ -184,6 +211,7 @@ def waves(groups: Sequence[Group], facts: Facts, _settings: TunerSettings) -> It
         for r in facts.records
         if r.state in {ChangeState.ROLLED_BACK, ChangeState.ROLLBACK_BLOCKED}
         and facts.world.now - (r.settled_at or r.updated_at) < BUDGET_WINDOW
+        and not r.is_over_trial
     }
     for group in groups:
         if group.fast:

@@ -58,6 +58,7 @@ class World:
         reserves: online slice -> compute share of the card kept for it. Its quota is a cap that it may come near, not
             what the card must hold free: in the card's sum the reserve stands for it. Absent: the quota counts.
         coverage: target -> share of expected samples present, where known.
+        unrest: card -> why no probe may begin on it now; empty: it is calm; a card that is absent was not looked at.
         frozen: target -> why it rests (a foreign change, an answer that was lost).
         evictions: group id -> who would be evicted, for groups with a knob that can evict; absent: nobody says.
     """
@@ -78,6 +79,7 @@ class World:
     peak_memory_bytes: Mapping[Target, float] = field(default_factory=dict)
     reserves: Mapping[Target, float] = field(default_factory=dict)
     coverage: Mapping[Target, float] = field(default_factory=dict)
+    unrest: Mapping[Target, str] = field(default_factory=dict)
     frozen: Mapping[Target, str] = field(default_factory=dict)
     evictions: Mapping[str, Sequence[Eviction]] = field(default_factory=dict)
 
@@ -124,7 +126,7 @@ class Facts:
         self.records = [r for r in world.past if r.intent_at is not None]
         for record in self.records:
             at = record.intent_at
-            if at is None:  # narrows the type; filtered above
+            if at is None or record.is_over_trial:  # a probe that set everything back left nothing to remember
                 continue
             if record.state in WRITTEN_STATES | FAILED_STATES or record.is_open:
                 for change in record.group.changes:

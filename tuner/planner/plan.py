@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from tuner.model import Change, Group, Knob, Plan
 from tuner.planner.memory import propose_memory
+from tuner.planner.probes import propose_probes
 from tuner.planner.queues import propose_queue_moves
 from tuner.planner.shares import propose_shares
 from tuner.planner.views import SHARE_KNOB, CardView, PlannerInput, SliceView, knob_for, reaches_running_work
@@ -35,7 +36,8 @@ def make_plan(world: PlannerInput, settings: TunerSettings) -> Plan:
         queue = changes[-1]
         gain = 3600.0 * (queue.after - queue.before)
         groups.append(_group(world, "queue", changes, f"queue {queue.target.name}: {queue.reason}", gain=gain))
-    return _plan(world, groups, fast=False)
+    probes, notes = propose_probes(world, settings)
+    return _plan(world, [*groups, *probes], notes, fast=False)
 
 
 def plan_fast(world: PlannerInput, settings: TunerSettings) -> Plan:
@@ -55,7 +57,7 @@ def plan_fast(world: PlannerInput, settings: TunerSettings) -> Plan:
                 why = f"{names} misses its objective on {card.gpu}"
                 group = _group(world, "fast", changes, why, slices=card.slices)
                 groups.append(replace(group, fast=any(not c.is_decrease for c in changes)))
-    return _plan(world, groups, fast=True)
+    return _plan(world, groups, [], fast=True)
 
 
 def _card_groups(card: CardView, world: PlannerInput, settings: TunerSettings) -> list[Group]:
@@ -127,7 +129,7 @@ def _touches(changes: tuple[Change, ...], view: SliceView) -> bool:
     return any(c.target == view.target for c in changes)
 
 
-def _plan(world: PlannerInput, groups: list[Group], *, fast: bool) -> Plan:
+def _plan(world: PlannerInput, groups: list[Group], notes: list[str], *, fast: bool) -> Plan:
     groups.sort(key=lambda g: (-g.predicted_gain, g.id))
     prefix = "fast" if fast else "plan"
     return Plan(
@@ -136,4 +138,5 @@ def _plan(world: PlannerInput, groups: list[Group], *, fast: bool) -> Plan:
         as_of=world.as_of,
         groups=tuple(groups),
         simulated=world.simulated,
+        notes=tuple(notes),
     )

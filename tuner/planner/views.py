@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from analyzer.contention.probe import Prospect
 from tuner.model import Knob, KnobEffect, Target
 
 SHARE_KNOB = "sm_quota_ratio"
@@ -100,6 +101,21 @@ class QueueView:
 
 
 @dataclass(frozen=True, slots=True)
+class Candidate:
+    """A pair whose verdict is open, and what a trial of it could tell.
+
+    `effect` is the slow-down that watching suggests (NaN: none); `suspected` says whether it is more than a question.
+    """
+
+    finding: str
+    victim: Target
+    suspect: Target
+    effect: float
+    suspected: bool
+    prospect: Prospect
+
+
+@dataclass(frozen=True, slots=True)
 class PlannerInput:
     """Everything a plan is made from."""
 
@@ -109,6 +125,8 @@ class PlannerInput:
     queues: tuple[QueueView, ...]
     knobs: tuple[Knob, ...]
     simulated: bool = False
+    interval_seconds: float = 60.0  # grid of the rows
+    candidates: tuple[Candidate, ...] = ()  # open pairs that a probe may decide
     confidence: Mapping[str, float] | None = None  # kind of group -> factor (0..1): how far such advice came true
 
 

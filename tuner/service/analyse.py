@@ -139,6 +139,26 @@ def partitions(
         )
 
 
+def partition_of(
+    store: StoreReader, node: tuple[str, str], window: Window, interval_seconds: float, settings: AnalyzeSettings
+) -> Partition:
+    """Return the partition of one node, (cluster, name)."""
+    where = {"cluster": node[0], "node": node[1]}
+    return Partition(
+        cluster=node[0],
+        node=node[1],
+        window=window,
+        interval_seconds=interval_seconds,
+        gpu=store.read("gpu", window, where=where),
+        slice=store.read("slice", window, where=where),
+        node_rows=store.read("node", window, where=where),
+        facts=_about(store.facts(window), *node),
+        events=_about(store.events(window), *node),
+        rejects=_about(store.rejects(window), *node),
+        settings=settings.model_dump(),
+    )
+
+
 def _nodes(store: StoreReader, window: Window, facts: pd.DataFrame) -> list[tuple[str, str]]:
     reporting = set(store.partitions(window))
     if not reporting:

@@ -21,18 +21,22 @@ from tuner import killswitch
 from tuner.consent import propose
 from tuner.drift import notice_drift
 from tuner.execute import REVALIDATE_SECONDS, Executor, Step, frozen_targets
-from tuner.guards import FAILED_PAST, PAST, Vitals, World, run_guards, still_allowed
+from tuner.guards import FAILED_PAST, PAST, TRIAL_GUARDS, Vitals, World, domain_of, run_guards, still_allowed
 from tuner.journal import LeaseLostError, StateMovedError, expire_waiting, record_plan
 from tuner.lease import Lease
 from tuner.model import Backend, BackendState, Group, Plan, Target
 from tuner.outcome import list_outcomes, proven_kinds, track_record
 from tuner.place import undone_id
 from tuner.planner import make_plan, plan_fast
+from tuner.planner.probes import unrest
 from tuner.planner.reserve import reserve_share
-from tuner.record import ChangeState, Drop, GroupRecord
+from tuner.planner.views import Candidate
+from tuner.record import OPEN_STATES, ChangeState, Drop, GroupRecord
 from tuner.service.analyse import MapNodes, find
+from tuner.service.candidates import find_candidates
 from tuner.service.evidence import EvidenceReader, WindowCache
 from tuner.service.readback import quota_rows
+from tuner.service.trials import TrialParts, Trials
 from tuner.service.undo import lacks_room, raised_since
 from tuner.service.watch import Sight, Watch
 from tuner.settings import CalendarSettings, StateSettings, TunerSettings
@@ -123,7 +127,21 @@ class Tuner:
         self._findings: tuple[Finding, ...] = ()
         self._analysed_at: datetime | None = None
         self._watching_since: datetime | None = None
+        self._candidates: tuple[Candidate, ...] = ()
+        self._trials = Trials(
+            TrialParts(
+                state=parts.state,
+                store=parts.store,
+                executor=self._executor,
+                clock=parts.clock,
+                kill_switch=parts.state_settings.kill_switch,
+                analyze=parts.analyze,
+                interval_seconds=parts.interval_seconds,
+                max_age_seconds=parts.settings.max_age_seconds,
+            )
+        )
         self._vitals: Vitals | None = None
+        self._judged: Sight | None = None  # the sight that the vital signs are of
         self._sight: Sight | None = None
         self._ticks = (parts.clock.now(), parts.clock.monotonic())
 
@@ -150,7 +168,12 @@ class Tuner:
             sight = self._look(now)
         except UnreachableError as error:
             return CycleResult(now, held=str(error), steps=tuple(steps))
-        planner = replace(sight.planner, confidence=track_record(list_outcomes(self._parts.state), now))
+        steps += self._step_trials(sight)
+        planner = replace(
+            sight.planner,
+            confidence=track_record(list_outcomes(self._parts.state), now),
+            candidates=self._untouched_candidates(),
+        )
         if self._parts.read_back:
             self._parts.store.write(quota_rows(sight.state, now, self._parts.interval_seconds))
         judged = self._verify(sight)
@@ -170,11 +193,12 @@ class Tuner:
         except UnreachableError as error:
             return CycleResult(now, held=str(error))
         plan = plan_fast(sight.planner, self._parts.settings)
-        if not plan.groups:
+        if not plan.groups and not self._trials.running:
             return CycleResult(now)
         if not self._lease.acquire():
             return CycleResult(now, held=_STANDS_BY)
-        return self._carry_out(plan, sight, [])
+        steps = self._step_trials(sight)
+        return self._carry_out(plan, sight, steps) if plan.groups else CycleResult(now, steps=tuple(steps))
 
     def run(self, stop: threading.Event) -> None:
         """Run cycles and the fast path on the clock until `stop` is set.
@@ -214,6 +238,10 @@ class Tuner:
             map_nodes=parts.map_nodes,
         )
         self.remember(findings, now)
+        if parts.settings.probe_pairs:
+            self._candidates = find_candidates(
+                parts.store, self._findings, window, parts.interval_seconds, parts.analyze
+            )
         return findings
 
     def remember(self, findings: Sequence[Finding], now: datetime) -> None:
@@ -236,7 +264,8 @@ class Tuner:
 
     def _verify(self, sight: Sight) -> list[Step]:
         """Judge what is being watched: keep it, roll it back, or go on watching."""
-        watched = [r for r in open_groups(self._parts.state) if r.state is ChangeState.VERIFYING]
+        under_way = open_groups(self._parts.state)
+        watched = [r for r in under_way if r.state is ChangeState.VERIFYING and r.group.trial is None]
         if not watched:
             return []
         online = frozenset(s.target for card in sight.planner.cards for s in card.slices if s.online)
@@ -254,12 +283,34 @@ class Tuner:
             for record in watched
         ]
 
+    def _step_trials(self, sight: Sight) -> list[Step]:
+        """Move running probes on; what one of them showed is for the next analysis, which comes at once."""
+        steps = self._trials.step(sight, partial(self._may_throttle, sight))
+        if steps:
+            self._analysed_at = None
+        return steps
+
+    def _may_throttle(self, sight: Sight, group: Group, fresh: BackendState) -> str | None:
+        world = self._world(self._parts.clock.now(), sight, [group])
+        return still_allowed(
+            group,
+            world,
+            fresh,
+            self._parts.settings,
+            simulated=sight.planner.simulated,
+            guards=TRIAL_GUARDS,
+        )
+
+    def _untouched_candidates(self) -> tuple[Candidate, ...]:
+        taken = {domain_of(c.target) for r in self._trials.running for c in r.group.changes}
+        return tuple(c for c in self._candidates if domain_of(c.suspect) not in taken)
+
     def _carry_out(self, plan: Plan, sight: Sight, steps: list[Step]) -> CycleResult:
         parts, now = self._parts, plan.made_at
         if plan_exists(parts.state, plan.id):
             return CycleResult(now, f"{plan.id} was made already: there is one plan an instant", steps=tuple(steps))
         approved = [r for r in waiting_groups(parts.state) if r.state is ChangeState.APPROVED]
-        world = self._world(plan, sight, [*plan.groups, *(r.group for r in approved)])
+        world = self._world(now, sight, [*plan.groups, *(r.group for r in approved)])
         guarded = run_guards(plan, world, parts.settings)
         records = propose(guarded, world, parts.settings, now=now)
         written = record_plan(
@@ -268,6 +319,8 @@ class Tuner:
         for record in [*(r for r in written if r.decision == "go"), *approved]:
             still_ok = partial(self._still_allowed, world, record.simulated)
             steps.append(self._executor.execute(record.id, still_ok=still_ok))
+            if record.group.trial is not None and steps[-1].state in OPEN_STATES:
+                self._trials.begin(record.id)
         return CycleResult(now, "", plan.id, tuple(written), guarded.drops, tuple(steps))
 
     def _reserves(self, sight: Sight) -> dict[Target, float]:
@@ -308,21 +361,26 @@ class Tuner:
         self._ticks = (clock.now(), clock.monotonic())
         return (self._ticks[0] - wall).total_seconds() - (self._ticks[1] - ticks)
 
-    def _world(self, plan: Plan, sight: Sight, groups: Sequence[Group]) -> World:
-        parts, now = self._parts, plan.made_at
-        past = past_groups(parts.state, since=now - PAST, failed_since=now - FAILED_PAST)
-        drifted = self._drifted(past, sight, now)
-        before = self._vitals
-        sick = sum(bool(evidence) for evidence in sight.health.values())
-        cards = len(sight.health)
+    def _see_vitals(self, sight: Sight) -> Vitals:
+        """Return the vital signs of a sight beside those of the one before it."""
+        if self._judged is sight and self._vitals is not None:
+            return self._vitals
+        before, cards = self._vitals, len(sight.health)
+        self._judged = sight
         self._vitals = Vitals(
             cards=cards,
             cards_before=cards if before is None else before.cards,
-            cards_unhealthy=sick,
+            cards_unhealthy=sum(bool(evidence) for evidence in sight.health.values()),
             activity=sight.activity,
             activity_before=sight.activity if before is None else before.activity,
             clock_jump_seconds=self._clock_jump(),
         )
+        return self._vitals
+
+    def _world(self, now: datetime, sight: Sight, groups: Sequence[Group]) -> World:
+        parts = self._parts
+        past = past_groups(parts.state, since=now - PAST, failed_since=now - FAILED_PAST)
+        drifted = self._drifted(past, sight, now)
         evicting = {k.name for k in sight.planner.knobs if k.can_evict}
         predicted = [(g, parts.backend.predict(g)) for g in groups if any(c.knob in evicting for c in g.changes)]
         return World(
@@ -332,7 +390,7 @@ class Tuner:
             harmless_backend=self._harmless,
             capacity=sight.capacity,
             health=sight.health,
-            vitals=self._vitals,
+            vitals=self._see_vitals(sight),
             past=past,
             proven=proven_kinds(parts.state, since=now - _PROVEN_WINDOW),
             pause=killswitch.read(parts.state_settings.kill_switch),
@@ -342,6 +400,7 @@ class Tuner:
             peak_memory_bytes=sight.peak_memory_bytes,
             reserves=self._reserves(sight),
             coverage=sight.coverage,
+            unrest={Target("card", c.cluster, c.node, c.gpu): unrest(c) for c in sight.planner.cards},
             frozen={**frozen_targets(past, now), **drifted},
             evictions={g.id: who for g, who in predicted if who is not None},
         )

@@ -156,6 +156,7 @@ class Watch:
                 queues=_queues(state),
                 knobs=tuple(self._backend.knobs()),
                 simulated=self._simulated,
+                interval_seconds=self._interval_seconds,
             ),
             state=state,
             declarations=promises,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+from dataclasses import asdict
 from typing import Any, cast
 
 import orjson
 
-from tuner.model import Change, Group, Target
+from tuner.model import Change, Group, Target, Trial
 
 JsonObject = dict[str, Any]
 
@@ -63,6 +64,7 @@ def group_to_json(group: Group) -> JsonObject:
         "risk": group.risk,
         "findings": list(group.findings),
         "fast": group.fast,
+        **({} if group.trial is None else {"trial": _trial_to_json(group.trial)}),
     }
 
 
@@ -90,7 +92,16 @@ def group_from_json(document: JsonObject) -> Group:
         risk=document["risk"],
         findings=tuple(document["findings"]),
         fast=document["fast"],
+        trial=_trial_from_json(document["trial"]) if "trial" in document else None,
     )
+
+
+def _trial_to_json(trial: Trial) -> JsonObject:
+    return {**asdict(trial), "victim": target_to_json(trial.victim)}
+
+
+def _trial_from_json(document: JsonObject) -> Trial:
+    return Trial(**{**document, "victim": target_from_json(document["victim"])})
 
 
 def _number(value: float | None) -> float:
