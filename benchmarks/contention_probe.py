@@ -37,7 +37,7 @@ from collector.batch import Subject
 OTHER_WORLD = 10_000  # added to the seed: the trial's world is not the one that was watched
 DEPTH = 0.75  # of the suspect's share is taken away
 BLOCK = 4  # minutes
-REST = 2  # minutes between pairs: at most six throttles an hour
+REST = 4  # minutes between pairs: five throttles an hour, one less than a card's budget of changes
 MOST_PAIRS = 40
 LONGEST = 720  # minutes of one trial
 WATCHED = 240  # minutes before it that its analysis may use

@@ -397,7 +397,10 @@ def _entry(row: Row[Any]) -> Entry:
 
 def _touching(record: GroupRecord, waiting: Iterable[GroupRecord]) -> list[str]:
     mine = {(c.target, c.knob) for c in record.group.changes}
-    return [r.id for r in waiting if any((c.target, c.knob) in mine for c in r.group.changes)]
+    alike = [
+        r for r in waiting if (r.group.trial is None) is (record.group.trial is None)
+    ]  # a probe replaces no change
+    return [r.id for r in alike if any((c.target, c.knob) in mine for c in r.group.changes)]
 
 
 def _refuse_known_ids(connection: Connection, ids: Sequence[str]) -> None:

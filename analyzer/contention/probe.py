@@ -100,8 +100,9 @@ class Ground:
         memory = fit_ar(outcome, _ORDER if rows.sum() >= _LONG else 1)
         # A gap would cost `order` samples after it too: what is remembered across it is read off a straight line.
         noise = np.where(rows, whiten(fill(outcome), memory), np.nan)
-        known = np.isfinite(activity)
-        level = np.where(known & rows, activity - float(activity[known].mean()), np.nan)
+        both = rows & np.isfinite(activity)
+        level = np.full_like(activity, np.nan)
+        level[both] = second.residual(design.base.residual(fill(activity), rows), rows)[both]
         return cls(
             noise=noise,
             ranked=rank_normal(noise),
@@ -117,11 +118,16 @@ class Ground:
         """98 % quantile of the suspect's activity."""
         return float(np.nanquantile(self.activity, 0.98))
 
-    @property
-    def swing(self) -> float:
-        """The suspect's full swing: 2 to 98 %, or from idle where it hardly ever rests."""
-        low = float(np.nanquantile(self.activity, 0.02))
-        return self.peak - low if low < BUSY * self.peak else self.peak
+    def swing(self, among: Bools) -> float:
+        """Return the suspect's full swing: 2 to 98 %, or from idle where it hardly ever rests.
+
+        Args:
+            among: the samples that count, (n,): those of a trial are not the suspect's own doing.
+        """
+        known = self.activity[among & np.isfinite(self.activity)]
+        known = known if known.size >= MIN_SAMPLES else self.activity
+        low, high = np.nanquantile(known, [0.02, 0.98])
+        return float(high - low if low < BUSY * high else high)
 
     @property
     def busy(self) -> Bools:
@@ -169,7 +175,7 @@ class Prospect:
         return cls(
             spread=_spread(contrasts),
             level=float(ground.activity[busy].mean()) if busy.any() else math.nan,
-            swing=ground.swing,
+            swing=ground.swing(np.ones(n, dtype=bool)),
             busy_share=float((busy & np.isfinite(ground.noise)).mean()),
         )
 
@@ -270,8 +276,11 @@ def analyse_probe(ground: Ground, pairs: Sequence[BlockPair], *, max_lag: int = 
     if there.sum() < MIN_PAIRS:
         return nothing(int(there.sum()), f"only {int(there.sum())} pairs of blocks were seen, {MIN_PAIRS} are needed")
     sides, signs, ranked = sides[there], signs[there], ranked[:, there]
-    free = _scores(ground.held, sides, ground.memory, 0)[0] * signs
-    level = _level(ground, sides, signs)
+    # The rows of an instant may tell of the minute before it: when the suspect's own activity moves shows by how much.
+    moved = _scores(ground.held, sides, ground.memory, max_lag) * signs
+    late = int(np.argmax(moved.sum(axis=1)))
+    free = moved[late]
+    level = _level(ground, np.roll(sides, late, axis=1), signs)
     taken = 1.0 - level[1] / level[0] if level[0] > 0 else math.nan
     if not taken >= _HELD or free.sum() <= 0:
         return nothing(int(there.sum()), "the throttle did not slow the suspect")
@@ -279,8 +288,9 @@ def analyse_probe(ground: Ground, pairs: Sequence[BlockPair], *, max_lag: int = 
     cost = _scores(ground.noise, sides, ground.memory, max_lag)[lag] * signs
     slope = float(cost.sum() / free.sum())
     error = math.sqrt(float(np.sum((cost - slope * free) ** 2))) / float(free.sum())
+    swing = ground.swing(~_under_trial(ground, pairs))
     reach = float(student.isf(0.025, signs.size - 1)) * error
-    effect, lower, upper = (math.expm1(min(s * ground.swing, 50.0)) for s in (slope, slope - reach, slope + reach))
+    effect, lower, upper = (math.expm1(min(s * swing, 50.0)) for s in (slope, slope - reach, slope + reach))
     return ProbeResult(
         p=p,
         effect=effect,
@@ -288,7 +298,7 @@ def analyse_probe(ground: Ground, pairs: Sequence[BlockPair], *, max_lag: int = 
         upper=upper,
         pairs=int(signs.size),
         taken=taken,
-        lag_seconds=lag * ground.interval_seconds,
+        lag_seconds=max(lag - late, 0) * ground.interval_seconds,
     )
 
 
@@ -316,6 +326,12 @@ def sign_flip(scores: Floats, signs: Floats) -> tuple[float, int]:
     null = (flips @ unit.T).max(axis=1)
     exceeding = int(np.sum(null >= seen[lag] - 1e-12))
     return (added + exceeding) / (added + flips.shape[0]), lag
+
+
+def _under_trial(ground: Ground, pairs: Sequence[BlockPair]) -> Bools:
+    times = ground.start + np.arange(ground.noise.size) * ground.interval_seconds
+    first, last = min(p.start for p in pairs).timestamp(), max(p.end for p in pairs).timestamp()
+    return np.asarray((times >= first - ground.interval_seconds) & (times <= last + ground.interval_seconds))
 
 
 def _lane(card: Card, slice_id: str) -> Lane | None:

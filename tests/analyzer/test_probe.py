@@ -97,7 +97,7 @@ def test_coins_are_fair_and_remembered() -> None:
 # -- worlds --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("scenario", "number"), [("always_on", 0), ("always_on", 1), ("true_mutual", 2)])
+@pytest.mark.parametrize(("scenario", "number"), [("always_on", 0), ("always_on", 1), ("true_daily", 0)])
 def test_an_effect_that_is_there_is_found_with_its_size(scenario: str, number: int) -> None:
     result = run_trial(scenario, SEED, number, ("v", "a"), 24).result
     assert result.problem == ""

@@ -46,12 +46,12 @@ def in_flight(groups: Sequence[Group], facts: Facts, _settings: TunerSettings) -
             # A probe is not overtaken: it must first set back what it holds.
             if record is not None and (not passing or record.group.trial is not None):
                 reason = f"{record.id} is {record.state.value} on {domain}"
-            elif domain in taken:
+            elif domain in taken and group.trial is None:  # a probe is only asked for: it waits for its turn
                 reason = f"{taken[domain]} of the same plan changes {domain} first"
-        if reason is None:
-            taken.update(dict.fromkeys(domains, group.id))
-        else:
+        if reason is not None:
             yield Ruling(group.id, reason)
+        elif group.trial is None:
+            taken.update(dict.fromkeys(domains, group.id))
 
 
 def cooldown(group: Group, facts: Facts, settings: TunerSettings) -> str | None:

@@ -99,7 +99,8 @@ def _probe(  # noqa: PLR0917 - all that decides it
         most = settings.probe_pairs
         return f"{most} pairs of blocks would not decide it (it takes {_needed(candidate, taken)})"
     block = block_seconds(world.interval_seconds) + knob.read_back_seconds
-    every = max(2.0 * block, 3600.0 / max(settings.changes_per_gpu_hour, 1))
+    # One change an hour of the card's budget is left to others.
+    every = max(2.0 * block, 3600.0 / max(settings.changes_per_gpu_hour - 1, 1))
     expected = pairs * every / max(prospect.busy_share, 1e-6)
     longest = 3600.0 * settings.probe_hours
     if expected > longest:

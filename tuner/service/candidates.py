@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
@@ -19,14 +20,15 @@ from tuner.service.analyse import partition_of
 
 _CODE = "TT101"
 _OPEN = (Verdict.SUSPECTED, Verdict.CANNOT_TELL)
-_MOST = 8  # looked at in one analysis; one card takes one probe at a time, and hours for it
+_MOST = 12  # looked at in one analysis; one card takes one probe at a time, and hours for it
+_MOST_A_CARD = 3
 _AGAIN = timedelta(days=1)  # after a probe that ended early
 
 
 def find_candidates(
     store: StoreReader, findings: Sequence[Finding], window: Window, interval_seconds: float, settings: AnalyzeSettings
 ) -> tuple[Candidate, ...]:
-    """Return the open pairs on which a probe is worth a thought, suspected ones first, at most one a card.
+    """Return the open pairs on which a probe is worth a thought, suspected ones first, a few a card.
 
     Args:
         store: rows and facts.
@@ -40,29 +42,33 @@ def find_candidates(
         return ()
     tried = experiments(store.facts(Window(window.end - VALID_FOR, window.end)), window.end)
     samples = round(block_seconds(interval_seconds) / interval_seconds)
-    found: dict[Target, Candidate] = {}
-    looked = 0
+    found: list[Candidate] = []
+    looked: Counter[Target] = Counter()
     for finding in sorted(wanted, key=_most_likely):
         victim, suspect = finding.subject(Role.VICTIM), finding.subject(Role.SUSPECT)
         card = Target("card", victim.cluster, victim.node, victim.gpu)
         last = tried.get((victim.cluster, victim.node, victim.gpu, _name(victim), _name(suspect)))
-        if card in found or (last is not None and not _may_again(last.result.problem, last.at, window.end)):
+        if looked[card] == _MOST_A_CARD or (
+            last is not None and not _may_again(last.result.problem, last.at, window.end)
+        ):
             continue
-        if looked == _MOST:
+        if looked.total() == _MOST:
             break
-        looked += 1
+        looked[card] += 1
         part = partition_of(store, (victim.cluster, victim.node), window, interval_seconds, settings)
         ground = Ground.of(part, victim.gpu, victim.slice, suspect.slice)
         if not isinstance(ground, str):
-            found[card] = Candidate(
-                finding=finding.id,
-                victim=_target(victim),
-                suspect=_target(suspect),
-                effect=math.nan if finding.effect is None else finding.effect.value,
-                suspected=finding.verdict is Verdict.SUSPECTED,
-                prospect=Prospect.of(ground, samples),
+            found.append(
+                Candidate(
+                    finding=finding.id,
+                    victim=_target(victim),
+                    suspect=_target(suspect),
+                    effect=math.nan if finding.effect is None else finding.effect.value,
+                    suspected=finding.verdict is Verdict.SUSPECTED,
+                    prospect=Prospect.of(ground, samples),
+                )
             )
-    return tuple(found.values())
+    return tuple(found)
 
 
 def _most_likely(finding: Finding) -> tuple[bool, float, str]:

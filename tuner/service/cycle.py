@@ -151,7 +151,11 @@ class Tuner:
         return self._watch
 
     def close(self) -> None:
-        """Give the lease back, so that the next tuner need not wait for its end."""
+        """End the probes that run, and give the lease back, so that the next tuner need not wait for its end."""
+        try:
+            self._trials.stop("the tuner was stopped")
+        except (LeaseLostError, UnreachableError) as error:
+            _LOG.warning("tuner: a probe is left to the next one: %s", error)
         self._lease.release()
 
     def run_once(self, now: datetime) -> CycleResult:

@@ -64,6 +64,7 @@ class _Run:
     middle: datetime | None = None
     next_at: datetime | None = None
     pairs: list[BlockPair] = field(default_factory=list)
+    over: str = ""  # why it must end, where the way back was held up
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,16 @@ class Trials:
         """Take charge of a probe that this process has just written."""
         self._runs[group_id] = _Run(self._parts.clock.now())
 
+    def stop(self, reason: str) -> None:
+        """End the probes of this process, because it leaves; what cannot be set back now the next one sets back.
+
+        Raises:
+            LeaseLostError: another tuner acts: it sets back what is throttled.
+        """
+        for record in self.running:
+            if record.id in self._runs and record.state is ChangeState.VERIFYING:
+                self._stop(record, reason)
+
     def step(self, sight: Sight, still_ok: Recheck) -> list[Step]:
         """Move every probe on, as of now.
 
@@ -122,7 +133,7 @@ class Trials:
         if run is None:
             return self._stop(record, "the process that ran it is gone")
         card, victim, suspect = _look(record, trial, sight)
-        against = self._against(run, trial, card, victim, suspect)
+        against = run.over or self._against(run, trial, card, victim, suspect)
         if against:
             return self._stop(record, against)
         assert card is not None and victim is not None and suspect is not None  # noqa: S101, PT018 - no reason against
@@ -207,6 +218,8 @@ class Trials:
         """Set back, and write down that nothing was decided."""
         run = self._runs.get(record.id)
         pairs = 0 if run is None else len(run.pairs)
+        if run is not None:
+            run.over = reason
         return self._end(record, nothing(pairs, f"it ended early: {reason}"), f"the probe ended early: {reason}")
 
     def _conclude(self, record: GroupRecord, trial: Trial, run: _Run) -> Step | None:
