@@ -108,7 +108,7 @@ def judge_experiment(experiment: Experiment, *, fdr: float, effect_floor: float)
     by = f"by experiment: {result.pairs} pairs of blocks, until {experiment.at:%Y-%m-%d %H:%M} UTC"
     if experiment.q <= fdr and result.effect >= effect_floor:
         return Judgement(Verdict.HOLDS, by, (), 1.0 - experiment.q)
-    if result.upper < _EXCLUDED and not (experiment.q <= fdr):
+    if result.upper < _EXCLUDED:
         return Judgement(Verdict.NO_EFFECT, f"at most {max(result.upper, 0.0):.0%} at full swing, {by}", (), 0.95)
     return None
 

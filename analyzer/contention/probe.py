@@ -102,7 +102,8 @@ class Ground:
         noise = np.where(rows, whiten(fill(outcome), memory), np.nan)
         both = rows & np.isfinite(activity)
         level = np.full_like(activity, np.nan)
-        level[both] = second.residual(design.base.residual(fill(activity), rows), rows)[both]
+        moved = design.projection.residual(np.where(rows, fill(activity), np.nan), rows, pick)
+        level[both] = moved[both]
         return cls(
             noise=noise,
             ranked=rank_normal(noise),

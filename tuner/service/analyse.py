@@ -152,9 +152,9 @@ def partition_of(
         gpu=store.read("gpu", window, where=where),
         slice=store.read("slice", window, where=where),
         node_rows=store.read("node", window, where=where),
-        facts=_about(store.facts(window), *node),
-        events=_about(store.events(window), *node),
-        rejects=_about(store.rejects(window), *node),
+        facts=_by_node(store.facts(window))(*node),
+        events=_by_node(store.events(window))(*node),
+        rejects=_by_node(store.rejects(window))(*node),
         settings=settings.model_dump(),
     )
 
