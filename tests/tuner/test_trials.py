@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from analyzer.contention import ContentionDetector
+from analyzer.contention.probe import Prospect
 from analyzer.findings import Finding, Role, Verdict
 from collector.clock import VirtualClock
 from collector.settings import StoreSettings
@@ -23,6 +25,7 @@ from tuner.audit import verify_chain
 from tuner.journal import entries
 from tuner.lease import Lease
 from tuner.model import Freeze, KnobEffect, Mode
+from tuner.planner.views import Candidate
 from tuner.record import ChangeState, GroupRecord
 from tuner.service.cycle import CycleResult, Tuner, TunerParts
 from tuner.settings import StateSettings, TunerSettings
@@ -35,6 +38,7 @@ APPROVE = TunerSettings(
     mode=Mode.APPROVE, stabilisation_seconds=0.0, changes_per_gpu_hour=60, changes_per_tenant_hour=60
 )
 LEARNT = 300  # minutes before the probe
+OPEN = Candidate("tt101-open", CHAT, TRAIN, math.nan, suspected=False, prospect=Prospect(0.0126, SHARE, SHARE, 0.98))
 HARM = 0.3  # ln slow-down of chat at train's full share
 
 
@@ -59,10 +63,9 @@ class Lab:
     def share(self) -> float:
         return self.backend.value(TRAIN)
 
-    def tuner(
-        self, settings: TunerSettings = APPROVE, *, holder: str = "one", clock: VirtualClock | None = None
-    ) -> Tuner:
-        return Tuner(
+    def tuner(self, settings: TunerSettings = APPROVE, *, holder: str = "one", analysed: bool = False) -> Tuner:
+        """A tuner that analyses what it sees, or one that has done so and found the pair open."""
+        tuner = Tuner(
             TunerParts(
                 store=self.store,
                 backend=self.backend,
@@ -71,11 +74,14 @@ class Lab:
                 settings=settings,
                 state_settings=StateSettings(path=self.folder / "state.db", kill_switch=self.switch),
                 interval_seconds=60.0,
-                detectors={"contention": ContentionDetector()},
+                detectors={"contention": ContentionDetector()} if analysed else {},
                 declarations=PROMISES,
                 holder=holder,
             )
         )
+        if not analysed:
+            tuner._candidates = (OPEN,)
+        return tuner
 
     def write(self, first: int, last: int) -> None:
         """Rows of the minutes first..last under the shares of now."""
@@ -192,7 +198,7 @@ def make_lab(tmp_path: Path, state: State, clock: VirtualClock) -> Iterator[Call
 
 def test_an_open_pair_is_asked_about_with_time_and_cost(make_lab: Callable[..., Lab]) -> None:
     lab = make_lab()
-    lab.tuner(APPROVE.model_copy(update={"changes_per_gpu_hour": 6})).run_once(lab.clock.now())
+    lab.tuner(APPROVE.model_copy(update={"changes_per_gpu_hour": 6}), analysed=True).run_once(lab.clock.now())
     asked = lab.asked()
     trial, (change,) = asked.group.trial, asked.group.changes
     assert trial is not None
@@ -254,7 +260,7 @@ def test_nothing_begins_while_an_objective_is_missed(make_lab: Callable[..., Lab
 
 def test_what_watching_cannot_decide_is_decided(make_lab: Callable[..., Lab]) -> None:
     lab = make_lab()
-    tuner = lab.tuner()
+    tuner = lab.tuner(analysed=True)
     assert lab.finding(tuner).verdict is Verdict.CANNOT_TELL
     group_id = lab.consented(tuner)
     lab.run(tuner, 460, until=lambda: lab.record(group_id).state is ChangeState.ROLLED_BACK)
@@ -309,9 +315,10 @@ def test_an_objective_that_is_missed_ends_it(make_lab: Callable[..., Lab]) -> No
     lab.run(tuner, 4)
     assert_over(lab, group_id, "misses its objective")
     lab.kept = 1.0
-    lab.run(tuner, 15)
-    assert lab.finding(tuner).evidence["probe"]["problem"].startswith("it ended early")
-    assert [r for r in lab.probes() if r.state is ChangeState.PLANNED] == []  # not again today
+    lab.run(tuner, 1)
+    again = lab.tuner(analysed=True)
+    assert lab.finding(again).evidence["probe"]["problem"].startswith("it ended early")
+    assert TRAIN not in {c.suspect for c in again._candidates}  # not again today
 
 
 def test_somebody_elses_value_ends_it_and_stays(make_lab: Callable[..., Lab]) -> None:
