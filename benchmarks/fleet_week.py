@@ -105,7 +105,8 @@ class Fleet:
 
     def _holders(self) -> pd.DataFrame:
         names = [_workload(n, s) for n in range(self.cards) for s in range(_SLICES_OF_A_CARD)]
-        return pd.DataFrame({"tenant": [t for t, _ in names], "workload": [w for _, w in names], "busy_ratio": 1.0})
+        holders = {"tenant": [t for t, _ in names], "workload": [w for _, w in names]}
+        return pd.DataFrame({"cluster": "bench", **holders, "busy_ratio": 1.0})
 
     def _all_facts(self) -> pd.DataFrame:
         rows: list[tuple[Any, ...]] = []
