@@ -101,6 +101,8 @@ if seen is not None:
     _table("Quota that could move", moves, "No tenant lacks what another one has to spare.")
     if len(moves):
         st.caption("Each figure is a target between a lower and an upper bound; little history widens them.")
+    waits = waste.waiting_table(survey.waiting)
+    _table("Demand that waits", waits, "Nobody waited for a card in this range.", {"unmet": _HOURS})
     tenants = waste.tenant_table(survey.ledger, survey.accounts)
     _table("By tenant, of all capacity", tenants, "Nobody held anything in this range.", _TENANTS)
     with st.expander("The ledger of each card"):

@@ -15,6 +15,7 @@ from analyzer.findings import CLAIMS, Finding, Role
 from analyzer.ledger import LEVEL_1, LEVEL_2, Ledger
 from analyzer.quota_moves import QuotaMove
 from analyzer.slice_account import FreeNow
+from analyzer.waiting import Waiting
 from collector.schema import NOBODY, UNKNOWN
 from collector.window import parse_instant
 from dashboard.cli.output import clean as printable
@@ -161,6 +162,25 @@ def moves_table(moves: Sequence[QuotaMove], names: CardNames) -> pd.DataFrame:
 
 def _much(amount: float, unit: str) -> str:
     return percent(amount) if unit == "ratio" else number(amount, unit)
+
+
+def waiting_table(waiting: Sequence[Waiting]) -> pd.DataFrame:
+    """Return who waited for cards: unmet card-hours, waits of those that were granted, how many wait now."""
+    rows = [
+        {
+            "tenant": printable(w.tenant),
+            "pool": printable(w.pool),
+            "unmet": w.unmet_card_hours,
+            "granted": w.admitted,
+            "median wait": seconds(w.wait_p50_seconds),
+            "95 % wait": seconds(w.wait_p95_seconds),
+            "waiting now": w.waiting_now,
+        }
+        for w in waiting
+        if w.waiting_now > 0 or not w.unmet_card_hours <= 0
+    ]
+    columns = ["tenant", "pool", "unmet", "granted", "median wait", "95 % wait", "waiting now"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def tenant_table(ledger: Ledger, accounts: pd.DataFrame) -> pd.DataFrame:

@@ -91,6 +91,22 @@ def test_a_shorter_range_reads_less(world: Path) -> None:
     assert "Mon 5 Jan 00:31 to Mon 5 Jan 01:31" in said(app)
 
 
+def test_waste_says_what_is_free_and_by_whom(world: Path) -> None:
+    app = open_page("waste")
+    found = tables(app)
+    free = next(t for t in found if "piece" in t)
+    assert "whole card" in set(free["piece"])
+    tenants = next(t for t in found if "borrowed" in t and "useful" in t)
+    assert set(tenants["tenant"]) == {"language", "research", "vision"}
+    assert tenants["energy"].gt(0).all()
+    cards = next(t for t in found if "stranded" in t)
+    parts = cards[["used", "reserved", "wasted", "free", "stranded", "unobserved"]]
+    assert parts.sum(axis=1).tolist() == pytest.approx([100.0] * 16)
+    slices = next(t for t in found if "used from" in t)
+    assert set(slices["used from"]) <= {"measured", "estimated", "unknown"}
+    assert set(metrics(app)) >= {"Wasted", "Reserved", "Idle holders", "Free cards"}
+
+
 def test_slices_can_be_found(world: Path) -> None:
     app = open_page("slices")
     everything = tables(app)[0]

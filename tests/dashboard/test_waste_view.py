@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,6 +15,7 @@ from analyzer.idle import IdleDetector
 from analyzer.ledger import LEVEL_1, conclude_ledger, measure_ledger
 from analyzer.quota_moves import QuotaMove
 from analyzer.slice_account import FreeNow, measure_account
+from analyzer.waiting import Waiting
 from dashboard.views import waste
 from tests.analyzer.test_conformance import wasteful_node
 
@@ -99,6 +101,19 @@ def test_free_pieces_and_moves_are_named() -> None:
     assert told["where"].tolist() == ["node-a GPU 0", "pool"]
     assert told["target"].tolist() == ["10 %", "2 cards"]
     assert "\u202e" not in told["to"][1]
+
+
+def test_who_waits_comes_with_unmet_card_hours() -> None:
+    waiting = (
+        Waiting("c", "p", "team\u202e", 3, 60.0, 600.0, 2.0, 900.0, 7.5, "requests"),
+        Waiting("c", "p", "served", 3, 60.0, 600.0, 0.0, math.nan, 0.0, "requests"),
+        Waiting("c", "q", "untold", 0, math.nan, math.nan, 1.0, 60.0, math.nan, "rows"),
+    )
+    table = waste.waiting_table(waiting)
+    assert table["tenant"].tolist()[1:] == ["untold"]
+    assert "\u202e" not in table["tenant"][0]
+    assert table["unmet"].tolist() == pytest.approx([7.5, math.nan], nan_ok=True)
+    assert table["median wait"].tolist() == ["60 s", "no data"]
 
 
 def test_nothing_is_an_empty_table() -> None:
