@@ -29,6 +29,12 @@ page = st.navigation(
                 icon=":material/view_list:",
                 help="Every share of every card: who holds it, how much, what is used, whether its promise is kept.",
             ),
+            st.Page(
+                "app_pages/health.py",
+                title="Health",
+                icon=":material/health_and_safety:",
+                help="Cards with faults and what to do with each; slices that were not kept apart.",
+            ),
         ],
         "Why": [
             st.Page(
@@ -42,6 +48,12 @@ page = st.navigation(
                 title="Contention",
                 icon=":material/compare_arrows:",
                 help="Slices that slow each other, with the evidence, and how the claim could be wrong.",
+            ),
+            st.Page(
+                "app_pages/limits.py",
+                title="Limits",
+                icon=":material/speed:",
+                help="What keeps work from running faster, and how much busy time is hollow.",
             ),
             st.Page(
                 "app_pages/fragmentation.py",

@@ -137,6 +137,31 @@ def bars(table: pd.DataFrame, label: str, series: dict[str, str], *, stacked: bo
     }
 
 
+def hollow_map(cells: pd.DataFrame, *, dark: bool) -> dict[str, Any]:
+    """Draw cells `who`, `measure`, `hollow` (percent) as a map; a cell that nobody tells stays empty."""
+    ramp = HEAT_DARK if dark else HEAT
+    text = "#e6ebf1" if dark else "#16202c"
+    measures, who = (list(dict.fromkeys(cells[name])) for name in ("measure", "who"))
+    known = cells[cells["hollow"].notna()]
+    places = zip(known["measure"], known["who"], known["hollow"], strict=True)
+    return {
+        "grid": {**_GRID, "top": 8},
+        "tooltip": {"trigger": "item"},
+        "xAxis": {"type": "category", "data": measures, "axisLabel": {"interval": 0}},
+        "yAxis": {"type": "category", "data": who, "inverse": True, "axisTick": {"show": False}},
+        "visualMap": {"min": 0, "max": 100, "show": False, "inRange": {"color": list(ramp)}},
+        "series": [
+            {
+                "type": "heatmap",
+                "name": "hollow, % of busy time",
+                "data": [[measures.index(m), who.index(w), round(float(h))] for m, w, h in places],
+                "label": {"show": True, "color": text, "textBorderColor": ramp[0], "textBorderWidth": 2},
+                "itemStyle": {"borderColor": ramp[0], "borderWidth": 2},
+            }
+        ],
+    }
+
+
 def intervals(pairs: pd.DataFrame) -> dict[str, Any]:
     """Draw each pair's effect as a point on its interval, in percent."""
     table = pd.DataFrame(

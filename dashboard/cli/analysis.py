@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
@@ -12,6 +13,8 @@ import typer
 from rich.text import Text
 
 from analyzer.findings import CLAIMS, Finding, Role, SubjectRef, Verdict
+from analyzer.health_board import CardState, health_board
+from analyzer.hollow import MEASURES, fleet_hollow
 from analyzer.ledger import LEVEL_1, LEVEL_2
 from collector.errors import ConfigurationError, InputRejectedError
 from collector.protocols import StoreReader
@@ -230,7 +233,9 @@ def print_analysis(analysis: Analysis, *, every: bool, hidden: frozenset[str] = 
     if rest:
         others = ", ".join(f"{count} {verdict}" for verdict, count in sorted(rest.items()))
         say(f"not listed: {others}; --all lists them")
+    _print_cards(analysis)
     _print_ledger(analysis)
+    _print_hollow(analysis)
     _print_free(analysis)
     _print_moves(analysis)
     _print_waiting(analysis)
@@ -297,6 +302,32 @@ def _print_ledger(analysis: Analysis) -> None:
     say("where the capacity went: " + ", ".join(f"{name} {value / capacity:.1%}" for name, value in shares))
     used = [(name, float(fleet[name])) for name in (*LEVEL_2, "unaccounted_2")]
     say("of it, used was: " + ", ".join(f"{name} {value / capacity:.1%}" for name, value in used))
+
+
+def _print_cards(analysis: Analysis) -> None:
+    """Print which cards should get no shared work; nothing where all may."""
+    names = card_names(analysis.facts)
+    out = [card for card in health_board(analysis.findings) if card.state is CardState.TAKE_OUT]
+    if not out:
+        return
+    say("")
+    print_table(
+        ["card", "severity", "what to do"],
+        [(names.get(c.gpu, f"{c.node} {c.gpu}"), c.severity, named(c.what_to_do, names)) for c in out],
+        title="take these cards out of sharing",
+    )
+
+
+def _print_hollow(analysis: Analysis) -> None:
+    """Print how much of the busy time is hollow; nothing where no card was busy."""
+    fleet = fleet_hollow(analysis.hollow)
+    if fleet is None:
+        return
+    told = [(name, fleet.hollow[name]) for name in MEASURES if not math.isnan(fleet.hollow[name])]
+    if told:
+        parts = ", ".join(f"{name} low {share:.0%}" for name, share in told)
+        times = "" if math.isnan(fleet.overstated) else f"; busy overstates the SMs {fleet.overstated:.1f} times"
+        say(f"of the time that cards report busy: {parts}{times}")
 
 
 def _print_free(analysis: Analysis) -> None:

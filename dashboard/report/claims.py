@@ -10,10 +10,12 @@ from datetime import datetime
 from analyzer.codes import codes
 from analyzer.contention.channel import CHANNEL_WORDS
 from analyzer.findings import Finding, Role, SubjectRef, Verdict
+from analyzer.health_board import CardHealth, health_board
+from analyzer.hollow import HollowBusy
 from collector.window import parse_instant
 from dashboard import svg
 from dashboard.report.gathered import Gathered
-from dashboard.report.model import Claim, Claims
+from dashboard.report.model import Claim, Claims, HollowLine, SickCard
 from dashboard.report.view import (
     MOST_ROWS,
     Badge,
@@ -33,7 +35,7 @@ from dashboard.report.view import (
 )
 from dashboard.report.words import amount, shorter
 from dashboard.views.names import CardNames, card_names, named
-from dashboard.views.text import NO_DATA, percent, plural, stamp
+from dashboard.views.text import NO_DATA, number, percent, plural, stamp
 
 _FAMILY = {"TT1": "fights", "TT2": "stranded", "TT3": "waste", "TT4": "limits", "TT5": "risks", "TT6": "health"}
 _CARDS = 6
@@ -46,6 +48,7 @@ def build_claims(gathered: Gathered) -> Claims:
     suppressed = 0
     names = card_names(gathered.analysis.facts)
     suppressions = gathered.records.suppressions if gathered.records is not None else ()
+    shown: list[Finding] = []
     for finding in gathered.analysis.findings:
         if finding.verdict is Verdict.CANNOT_TELL:
             undecided[finding.code] += 1
@@ -53,9 +56,36 @@ def build_claims(gathered: Gathered) -> Claims:
             if any(s.covers(finding, gathered.analysis.window.end) for s in suppressions):
                 suppressed += 1
             else:
+                shown.append(finding)
                 parts[_FAMILY[finding.code[:3]]].append(_claim(finding, names))
     found = {name: tuple(claims) for name, claims in parts.items()}
-    return Claims(**found, undecided=dict(sorted(undecided.items())), suppressed=suppressed)
+    return Claims(
+        **found,
+        undecided=dict(sorted(undecided.items())),
+        suppressed=suppressed,
+        board=tuple(_sick(card, names) for card in health_board(shown)),
+        hollow=tuple(_hollow(one) for one in gathered.analysis.hollow),
+    )
+
+
+def _sick(card: CardHealth, names: CardNames) -> SickCard:
+    known = codes()
+    why = dict.fromkeys(known[f.code].title if f.code in known else f.code for f in card.findings)
+    name = names.get(card.gpu, f"{card.node} {card.gpu}")
+    return SickCard(name, card.state.value, card.severity, ", ".join(why), named(card.what_to_do, names))
+
+
+def _hollow(one: HollowBusy) -> HollowLine:
+    return HollowLine(
+        tenant=one.tenant,
+        service_class=one.service_class,
+        kind=one.kind,
+        busy_card_hours=one.busy_card_seconds / 3600,
+        sm_low_ratio=one.hollow["sm"],
+        occupancy_low_ratio=one.hollow["occupancy"],
+        tensor_low_ratio=one.hollow["tensor"],
+        busy_overstates_sm_times=one.overstated,
+    )
 
 
 def _claim(finding: Finding, names: CardNames) -> Claim:
@@ -159,8 +189,10 @@ def claims_table(claims: Sequence[Claim], caption: str = "") -> Table:
 def fights_section(claims: Claims) -> Section:
     """Show pairs: who slows whom on which card, by how much, through what, and how sure that is."""
     blocks: list[Block] = []
-    if claims.fights:
-        sizes = [size for c in claims.fights for size in (c.effect_value, c.effect_upper) if not math.isnan(size)]
+    pairs = [claim for claim in claims.fights if claim.victim]
+    costs = [claim for claim in claims.fights if not claim.victim]
+    if pairs:
+        sizes = [size for c in pairs for size in (c.effect_value, c.effect_upper) if not math.isnan(size)]
         most = max(sizes, default=1.0) or 1.0
         blocks += [
             Table(
@@ -171,14 +203,16 @@ def fights_section(claims: Claims) -> Section:
                     *text("through", "where", "verdict"),
                     *numbers("sure"),
                 ),
-                tuple(_pair(c, most) for c in claims.fights[:MOST_ROWS]),
+                tuple(_pair(c, most) for c in pairs[:MOST_ROWS]),
                 "How much longer a unit of the victim's work takes while the other is busy; the line is the interval",
-                more(len(claims.fights), "pair"),
+                more(len(pairs), "pair"),
             ),
-            Note(claims.fights[0].action),
+            Note(pairs[0].action),
         ]
     else:
         blocks.append(Note("No two slices of one card are known to disturb each other.", "good"))
+    if costs:
+        blocks.append(claims_table(costs, "Workloads that lose too much by sharing, with whomever"))
     undecided = sum(count for code, count in claims.undecided.items() if code.startswith("TT1"))
     if undecided:
         text_ = f"For {plural(undecided, 'more pair')} it cannot be told; trimtab analyze contention --all says why."
@@ -210,19 +244,55 @@ def stranded_section(claims: Claims) -> Section:
 
 
 def limits_section(claims: Claims) -> Section:
-    """Show what keeps work from running faster, first as counts."""
+    """Show what keeps work from running faster, first as counts; and how much of the busy time is hollow."""
     none = "No limit was found in the slices whose counters tell."
     section = _topic("limits", "What limits the work", claims.limits, none)
     kinds = Counter(c.title for c in claims.limits)
-    if not kinds:
-        return section
-    words = ", ".join(f"{title.lower()}: {plural(count, 'slice')}" for title, count in sorted(kinds.items()))
-    return Section(section.id, section.title, (Note(f"{words[:1].upper()}{words[1:]}."), *section.blocks))
+    blocks = section.blocks
+    if kinds:
+        words = ", ".join(f"{title.lower()}: {plural(count, 'slice')}" for title, count in sorted(kinds.items()))
+        blocks = (Note(f"{words[:1].upper()}{words[1:]}."), *blocks)
+    if claims.hollow:
+        blocks = (*blocks, _hollow_table(claims.hollow))
+    return Section(section.id, section.title, blocks)
+
+
+def _hollow_table(lines: Sequence[HollowLine]) -> Table:
+    return Table(
+        (
+            *text("tenant", "class", "held as"),
+            *numbers("busy card-hours", "SM low", "occupancy low", "tensor low", "busy overstates"),
+        ),
+        tuple(
+            (
+                line.tenant,
+                line.service_class,
+                line.kind,
+                number(line.busy_card_hours),
+                percent(line.sm_low_ratio),
+                percent(line.occupancy_low_ratio),
+                percent(line.tensor_low_ratio),
+                number(line.busy_overstates_sm_times, "times", 2),
+            )
+            for line in lines[:MOST_ROWS]
+        ),
+        "Hollow parts of the time in which cards report busy: SMs below 50 %, occupancy below 25 %, tensor below 10 %",
+        more(len(lines), "row"),
+    )
 
 
 def health_section(claims: Claims) -> Section:
-    """Show cards that reported faults or went away."""
-    return _topic("health", "Health of the cards", claims.health, "No card reported a fault.")
+    """Show which cards to take out of sharing, and all that reported faults or went away."""
+    section = _topic("health", "Health of the cards", claims.health, "No card reported a fault.")
+    if not claims.board:
+        return section
+    board = Table(
+        text("card", "state", "severity", "why") + prose("what to do"),
+        tuple((card.card, card.state, card.severity, card.why, card.action) for card in claims.board[:MOST_ROWS]),
+        "Cards with a fault, worst first",
+        more(len(claims.board), "card"),
+    )
+    return Section(section.id, section.title, (board, *section.blocks))
 
 
 def _topic(id_: str, title: str, claims: Sequence[Claim], none: str) -> Section:

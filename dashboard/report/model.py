@@ -129,8 +129,33 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
+class SickCard:
+    """One card with a fault: what to do with it (`state`), how grave, why, and the advice of its gravest finding."""
+
+    card: str
+    state: str
+    severity: str
+    why: str
+    action: str
+
+
+@dataclass(frozen=True, slots=True)
+class HollowLine:
+    """Busy time of one tenant, class and sharing kind, and the parts of it that were hollow; NaN: nobody tells."""
+
+    tenant: str
+    service_class: str
+    kind: str
+    busy_card_hours: float
+    sm_low_ratio: float
+    occupancy_low_ratio: float
+    tensor_low_ratio: float
+    busy_overstates_sm_times: float
+
+
+@dataclass(frozen=True, slots=True)
 class Claims:
-    """The findings that hold or are suspected, by what they speak of.
+    """The findings that hold or are suspected, by what they speak of; the health board, the hollow-busy map.
 
     `undecided` counts by code what cannot be told; `suppressed` is how many findings somebody did not want to see.
     """
@@ -143,6 +168,8 @@ class Claims:
     health: tuple[Claim, ...]
     undecided: dict[str, int]
     suppressed: int
+    board: tuple[SickCard, ...] = ()
+    hollow: tuple[HollowLine, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

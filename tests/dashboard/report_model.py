@@ -16,6 +16,7 @@ from dashboard.report.model import (
     ForecastLine,
     ForecastPart,
     FreeLine,
+    HollowLine,
     HourTerms,
     LedgerPart,
     MoveLine,
@@ -25,6 +26,7 @@ from dashboard.report.model import (
     RejectLine,
     Report,
     Service,
+    SickCard,
     TenantUse,
     Term,
     Unanalysed,
@@ -116,6 +118,11 @@ def report(*, simulated: bool = True) -> Report:
             health=(claim("TT601", effect_unit="count", effect_value=2.0),),
             undecided={"TT101": 3},
             suppressed=2,
+            board=(SickCard("node-a GPU 1", "take out of sharing", "critical", "XID", "reset the card"),),
+            hollow=(
+                HollowLine("team", "online", "mps", 12.5, 0.4, 0.3, math.nan, 1.8),
+                HollowLine(MARKUP, "unknown", "whole", 2.0, 0.0, math.nan, math.nan, math.nan),
+            ),
         ),
         forecast=ForecastPart(
             made_at=END,

@@ -204,6 +204,29 @@ def test_the_kill_switch_is_turned_on_and_off(world: Path) -> None:
     assert "The tuner may act" in said(app)
 
 
+def test_health_shows_cards_worst_first(world: Path) -> None:
+    app = open_page("health")
+    shown = metrics(app)
+    board = next((t for t in tables(app) if "what to do" in t), None)
+    states = ["take out of sharing", "see to it soon", "watch"]
+    counted = [int(shown[name]) for name in ("Take out of sharing", "See to it soon", "Watch")]
+    assert sum(counted) == (0 if board is None else len(board))
+    if board is not None:
+        places = [states.index(state) for state in board["state"]]
+        assert places == sorted(places)
+        assert int(shown["Without a finding"]) == 16 - len(board)
+
+
+def test_limits_shows_where_busy_time_is_hollow(world: Path) -> None:
+    app = open_page("limits")
+    table = next(t for t in tables(app) if "busy card-hours" in t)
+    assert len(table)
+    assert (table["busy card-hours"] > 0).all()
+    assert table[["sm", "occupancy", "tensor"]].stack().between(0, 100).all()
+    assert metrics(app)["Busy, SM low"].endswith("%")
+    assert set(table["held as"]) <= {"mig", "mps", "vgpu", "timeslice", "whole", "unknown"}
+
+
 @pytest.mark.parametrize("name", list(PAGES))
 def test_without_rows_a_page_says_what_to_do(elsewhere: Path, name: str) -> None:
     app = open_page(name)
@@ -222,7 +245,7 @@ def test_a_configuration_that_is_wrong_is_one_line(elsewhere: Path) -> None:
     assert "stoer" in said(app)
 
 
-@pytest.mark.parametrize("name", ["fleet", "slices", "contention", "fragmentation", "forecast"])
+@pytest.mark.parametrize("name", ["fleet", "slices", "health", "contention", "limits", "fragmentation", "forecast"])
 def test_hostile_names_are_shown_and_never_marked_up(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
