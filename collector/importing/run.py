@@ -24,7 +24,7 @@ from collector.importing.monitors import read_dmon, read_pmon
 from collector.importing.smi_xml import read_xml
 from collector.importing.snapshot import read_snapshot
 from collector.importing.tables import read_apps, read_query
-from collector.importing.text import TextFile, said
+from collector.importing.text import LONG_LINE, TextFile, said
 from collector.plugins import SourceContext
 from collector.protocols import Store
 from collector.settings import MappingSettings, TargetSettings, TenantSettings
@@ -349,7 +349,10 @@ def _read_capture(file: TextFile, options: ImportOptions, file_time: datetime, t
         tenants=options.tenants,
         mappings=options.mappings,
     )
-    body = parse_exposition(file.text())
+    text, long = file.text()
+    body = parse_exposition(text)
+    for number in long:
+        tally.reject(LONG_LINE, number)
     assembler = Assembler(context)
     target = TargetSettings(url=f"file:{said(Path(file.path.name))}", node=options.node)
     batch = assembler.assemble(at, [Scrape(target, body)])

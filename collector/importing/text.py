@@ -14,6 +14,8 @@ _PACKED_PIECE = 1 << 14
 _HEAD = 1 << 18  # bytes that tell the format
 LONGEST_LINE = 1 << 17  # characters; no log has longer ones, a file without line ends has
 MOST_BYTES = 1 << 30  # of a file that can only be read as a whole
+MOST_TEXT = 1 << 28  # characters of one scrape: what an exporter of ten thousand cards writes is a tenth of it
+LONG_LINE = f"expected a line of at most {LONGEST_LINE} characters, got a longer one"
 _GZIP = b"\x1f\x8b"
 _TORN = (OSError, EOFError, zlib.error)
 
@@ -50,7 +52,11 @@ class TextFile:
         decoder = codecs.getincrementaldecoder("utf-16" if wide else "utf-8-sig")("replace")
         rest, number = "", 0
         for piece in self._pieces():
-            *whole, rest = (rest + decoder.decode(piece)).split("\n")
+            text = decoder.decode(piece)
+            if len(rest) > LONGEST_LINE:  # of what is cut off nothing is looked at but where it ends
+                end = text.find("\n")
+                text = text[end:] if end >= 0 else ""
+            *whole, rest = (rest + text).split("\n")
             for line in whole:
                 number += 1
                 yield number, line.rstrip("\r")
@@ -69,13 +75,24 @@ class TextFile:
             raise ValueError(f"expected at most {MOST_BYTES >> 20} MiB, got {self.size >> 20}: split it")
         return b"".join(self._pieces())
 
-    def text(self) -> str:
-        """Return all of it as text; what is no text is replaced.
+    def text(self) -> tuple[str, list[int]]:
+        """Return all of it as text, and the numbers of lines that are longer than any log's: these are left empty.
 
         Raises:
             ValueError: it is too big to be read as a whole.
         """
-        return decoded(self.content())
+        kept: list[str] = []
+        long: list[int] = []
+        size = 0
+        for number, line in self.lines():
+            if len(line) > LONGEST_LINE:
+                long.append(number)
+                line = ""  # noqa: PLW2901
+            kept.append(line)
+            size += len(line) + 1
+            if size > MOST_TEXT:
+                raise ValueError(f"expected at most {MOST_TEXT >> 20} MiB of text, got more: split it")
+        return "\n".join((*kept, "")), long
 
     def _pieces(self) -> Iterator[bytes]:
         with self.path.open("rb") as file:

@@ -135,14 +135,7 @@ def connect(folder: Path, *, read_only: bool = False, synchronous: str = "NORMAL
     try:
         if not read_only:
             (folder / "sealed").mkdir(parents=True, exist_ok=True)
-        mode = "ro" if read_only else "rwc"
-        db = sqlite3.connect(
-            f"{file.resolve().as_uri()}?mode={mode}",
-            uri=True,
-            isolation_level=None,
-            check_same_thread=False,
-            timeout=BUSY_TIMEOUT_MS / 1000,
-        )
+        db = _open_reader(file) if read_only else _open(file, "mode=rwc")
         if not read_only:
             db.execute("PRAGMA journal_mode=WAL")
             db.execute(f"PRAGMA synchronous={synchronous}")
@@ -157,6 +150,34 @@ def connect(folder: Path, *, read_only: bool = False, synchronous: str = "NORMAL
         raise ConfigurationError(
             f"the store in {folder} has format {found}, this version reads up to {FORMAT}; update Trimtab"
         )
+    return db
+
+
+def _open(file: Path, how: str) -> sqlite3.Connection:
+    return sqlite3.connect(
+        f"{file.resolve().as_uri()}?{how}",
+        uri=True,
+        isolation_level=None,
+        check_same_thread=False,
+        timeout=BUSY_TIMEOUT_MS / 1000,
+    )
+
+
+def _open_reader(file: Path) -> sqlite3.Connection:
+    """Open the catalogue for who may read it and nothing else.
+
+    SQLite coordinates readers and writers by files beside the database. Where no writer has left them, and this user
+    may not make them, nobody writes: the file is read as it stands.
+    """
+    db = _open(file, "mode=ro")
+    try:
+        db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
+    except sqlite3.OperationalError as error:
+        db.close()
+        beside = file.with_name(f"{file.name}-wal")
+        if beside.exists() or error.sqlite_errorname not in {"SQLITE_READONLY_DIRECTORY", "SQLITE_CANTOPEN"}:
+            raise
+        db = _open(file, "mode=ro&immutable=1")
     return db
 
 

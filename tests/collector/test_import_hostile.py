@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import gzip
 import math
 import os
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from collector.importing.columns import fact_text
 from collector.importing.log import LogPlace, Tally
 from collector.importing.monitors import read_dmon
 from collector.importing.tables import read_apps, read_query
-from collector.importing.text import TextFile
+from collector.importing.text import LONGEST_LINE, TextFile
 from collector.settings import StoreSettings
 from collector.store import EmbeddedStore
 from collector.window import Window
@@ -232,3 +233,37 @@ def test_slices_that_wait_for_their_holder_stand_beside_those_that_do_not(tmp_pa
     assert report.status == "imported"
     assert store.read("slice", ALL)["gpu"].tolist() == ["GPU-0", "GPU-1"]
     assert store.facts(names=["interval_seconds"]).empty
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("name", "content", "rows"),
+    [
+        ("a.prom", 'DCGM_FI_DEV_GPU_UTIL{gpu="0"} 50\nLINE\nDCGM_FI_DEV_GPU_TEMP{gpu="0"} 40\n', 1),
+        (
+            "a.csv",
+            "timestamp, index, power.draw [W]\n2026/01/01 00:00:00, 0, 5 W\nLINE\n2026/01/01 00:01:00, 0, 6 W\n",
+            2,
+        ),
+        ("a.txt", "# gpu    pwr\n# Idx      W\n    0     50\nLINE\n    0     51\n", 2),
+    ],
+)
+def test_a_line_without_end_is_one_reject_and_the_rest_is_read(
+    tmp_path: Path, store: EmbeddedStore, *, packed: bool, name: str, content: str, rows: int
+) -> None:
+    """Its work and memory are those of its bytes, not of what a reader would make of it."""
+    path = tmp_path / name
+    number = content[: content.index("LINE")].count("\n") + 1
+    written = content.replace("LINE", 'DCGM_FI_DEV_POWER_USAGE{gpu="' + 'x", ' * 1_000_000).encode()
+    path.write_bytes(gzip.compress(written, 1) if packed else written)
+    (report,) = import_files([path], store, ImportOptions(zone=UTC, node="n")).files
+    assert report.status == "imported"
+    assert [(count, first) for count, first in report.rejected.values()] == [(1, number)]
+    assert report.rows["gpu"] == rows
+
+
+def test_lines_are_cut_and_numbered_whatever_the_pieces(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(b"a\n" + b"b" * (3 << 20) + b"\nc\n\n" + b"d" * (LONGEST_LINE + 5))
+    found = [(number, line[0:1], min(len(line), LONGEST_LINE + 1)) for number, line in TextFile(path).lines()]
+    assert found == [(1, "a", 1), (2, "b", LONGEST_LINE + 1), (3, "c", 1), (4, "", 0), (5, "d", LONGEST_LINE + 1)]
