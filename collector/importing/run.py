@@ -349,7 +349,7 @@ def _read_capture(file: TextFile, options: ImportOptions, file_time: datetime, t
         tenants=options.tenants,
         mappings=options.mappings,
     )
-    text, long = file.text()
+    text, long = file.text_of_lines()
     body = parse_exposition(text)
     for number in long:
         tally.reject(LONG_LINE, number)

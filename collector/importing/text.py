@@ -75,7 +75,15 @@ class TextFile:
             raise ValueError(f"expected at most {MOST_BYTES >> 20} MiB, got {self.size >> 20}: split it")
         return b"".join(self._pieces())
 
-    def text(self) -> tuple[str, list[int]]:
+    def text(self) -> str:
+        """Return all of it as text; what is no text is replaced.
+
+        Raises:
+            ValueError: it is too big to be read as a whole.
+        """
+        return decoded(self.content())
+
+    def text_of_lines(self) -> tuple[str, list[int]]:
         """Return all of it as text, and the numbers of lines that are longer than any log's: these are left empty.
 
         Raises:
