@@ -204,9 +204,27 @@ class TargetState:
             result.rejects["one UUID for several cards"] = refused
             result.twice = frozenset(twice)
         _collect(result, [slot.about for slot in slots])
+        result.doubled = _doubled(roster, slots)
         result.must_move = any(one.name in _MUST_MOVE for one in roster)
         self._layout, self._roster, self._told, self._places = result, roster, slots, {}
         return result
+
+
+def _doubled(roster: Sequence[Series], slots: Sequence[Slot]) -> list[Ints]:
+    """Return the places of series that are there more than once (labels in any order), of those that are used."""
+    labels: dict[int, frozenset[tuple[str, str]]] = {}  # by the mapping's identity: a device's series share theirs
+    places: dict[tuple[str, frozenset[tuple[str, str]]], list[int]] = {}
+    for place, one in enumerate(roster):
+        said = labels.get(id(one.labels))
+        if said is None:
+            said = labels[id(one.labels)] = frozenset(one.labels.items())
+        places.setdefault((one.name, said), []).append(place)
+    return [np.array(same, dtype=np.int64) for same in places.values() if len(same) > 1 and _is_used(slots[same[0]])]
+
+
+def _is_used(slot: Slot) -> bool:
+    about = slot.about
+    return bool(slot.parts() or about.fact is not None or about.xid is not None or about.kube)
 
 
 def _words(slot: Slot, name: str) -> tuple[Word, ...]:
