@@ -36,6 +36,7 @@ from dashboard.report.view import (
 from dashboard.report.words import amount, shorter
 from dashboard.views.names import CardNames, card_names, named
 from dashboard.views.text import NO_DATA, number, percent, plural, stamp
+from tuner.state import Suppression
 
 _FAMILY = {"TT1": "fights", "TT2": "stranded", "TT3": "waste", "TT4": "limits", "TT5": "risks", "TT6": "health"}
 _CARDS = 6
@@ -65,6 +66,7 @@ def build_claims(gathered: Gathered) -> Claims:
         suppressed=suppressed,
         board=tuple(_sick(card, names) for card in health_board(shown)),
         hollow=tuple(_hollow(one) for one in gathered.analysis.hollow),
+        idle_suppressions=_idle_suppressions(suppressions, gathered),
     )
 
 
@@ -86,6 +88,18 @@ def _hollow(one: HollowBusy) -> HollowLine:
         tensor_low_ratio=one.hollow["tensor"],
         busy_overstates_sm_times=one.overstated,
     )
+
+
+def _idle_suppressions(suppressions: Sequence[Suppression], gathered: Gathered) -> tuple[str, ...]:
+    """Name the suppressions that have expired, and those that stood over the whole window and hid nothing in it."""
+    window, told = gathered.analysis.window, []
+    for s in suppressions:
+        what = f"{s.code} on {s.subject} (number {s.id}, by {s.who})"
+        if s.until is not None and s.until <= window.end:
+            told.append(f"{what} expired on {stamp(s.until)}")
+        elif s.at <= window.start and not any(s.covers(f, window.end) for f in gathered.analysis.findings):
+            told.append(f"{what} hid nothing")
+    return tuple(told)
 
 
 def _claim(finding: Finding, names: CardNames) -> Claim:

@@ -163,7 +163,7 @@ def _records(open_records: Callable[[], State | None], window: Window) -> tuple[
                 ],
                 drops=list_drops(state, since=window.start, limit=_MOST_DROPS),
                 outcomes=list_outcomes(state, since=window.start),
-                suppressions=list_suppressions(state, active_at=window.end),
+                suppressions=list_suppressions(state),
             ),
             "",
         )

@@ -157,7 +157,8 @@ class HollowLine:
 class Claims:
     """The findings that hold or are suspected, by what they speak of; the health board, the hollow-busy map.
 
-    `undecided` counts by code what cannot be told; `suppressed` is how many findings somebody did not want to see.
+    `undecided` counts by code what cannot be told; `suppressed` is how many findings somebody did not want to see;
+    `idle_suppressions` names those that have expired or hid nothing.
     """
 
     waste: tuple[Claim, ...]
@@ -170,6 +171,7 @@ class Claims:
     suppressed: int
     board: tuple[SickCard, ...] = ()
     hollow: tuple[HollowLine, ...] = ()
+    idle_suppressions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

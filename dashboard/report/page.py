@@ -35,7 +35,7 @@ def make_page(report: Report) -> Page:
         changes_section(report.changes),
         queues_section(report.queues),
         energy_section(report.energy, report.ledger.tenants),
-        census_section(report.quality, report.claims.suppressed),
+        census_section(report.quality, report.claims.suppressed, report.claims.idle_suppressions),
         quality_section(report.quality),
     )
     return Page(

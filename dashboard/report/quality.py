@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -54,8 +55,8 @@ def build_quality(gathered: Gathered) -> QualityPart:
     )
 
 
-def census_section(quality: QualityPart, suppressed: int) -> Section:
-    """Show for each code how many subjects it spoke of, and why not of the others."""
+def census_section(quality: QualityPart, suppressed: int, idle_suppressions: Sequence[str] = ()) -> Section:
+    """Show for each code how many subjects it spoke of, and why not of the others; and suppressions of no use."""
     fleet = ", ".join(
         plural(count, word)
         for count, word in ((quality.nodes, "node"), (quality.cards, "card"), (quality.slices, "slice"))
@@ -69,6 +70,8 @@ def census_section(quality: QualityPart, suppressed: int) -> Section:
     ]
     if suppressed:
         blocks.append(Note(f"{plural(suppressed, 'finding')} that somebody suppressed are not listed above."))
+    if idle_suppressions:
+        blocks.append(Note(f"Suppressions to look at: {'; '.join(idle_suppressions)}."))
     return Section("census", "What could not be analysed", tuple(blocks))
 
 

@@ -35,6 +35,7 @@ Level = Literal["critical", "warning", "info"]
 NO_SAMPLE = 255
 NOW = timedelta(minutes=15)
 _SILENT_INTERVALS = 3
+_IDLE = ("TT301", "TT302")
 _GRAVEST = ("TT604", "TT602", "TT601")
 _MISSED_INTERVALS = 0.5  # of the intervals since NOW
 
@@ -170,6 +171,11 @@ def _open_claims(findings: Sequence[Finding]) -> list[Problem]:
     stranded = [f for f in findings if f.code.startswith("TT2") and f.verdict is Verdict.HOLDS]
     if stranded:
         found.append(Problem("warning", f"{plural(len(stranded), 'finding')} of stranded capacity", "fragmentation"))
+    idle = [f for f in findings if f.code in _IDLE and f.verdict is Verdict.HOLDS]
+    if idle:
+        hours = math.fsum(effect_size(f) for f in idle)
+        holders = plural(len(idle), "holder")
+        found.append(Problem("warning", f"{holders} of what nobody uses: {hours:.3g} card-hours wasted", "waste"))
     return found
 
 

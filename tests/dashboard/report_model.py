@@ -123,6 +123,7 @@ def report(*, simulated: bool = True) -> Report:
                 HollowLine("team", "online", "mps", 12.5, 0.4, 0.3, math.nan, 1.8),
                 HollowLine(MARKUP, "unknown", "whole", 2.0, 0.0, math.nan, math.nan, math.nan),
             ),
+            idle_suppressions=(f"TT301 on {SCRIPT} hid nothing",),
         ),
         forecast=ForecastPart(
             made_at=END,

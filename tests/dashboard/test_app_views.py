@@ -311,6 +311,15 @@ def test_findings_pauses_and_blocked_rollbacks_are_problems(store: FrameStore, s
     assert [p.level for p in found] == sorted((p.level for p in found), key=["critical", "warning", "info"].index)
 
 
+def test_idle_holders_are_one_problem(store: FrameStore, seen: reading.Look) -> None:
+    idle = [
+        replace(_health(), id=code, code=code, effect=Effect(hours, "gpu_hours", hours, hours))
+        for code, hours in (("TT301", 3.0), ("TT302", 9.5))
+    ]
+    (found,) = [p for p in _problems(store, seen, findings=tuple(idle)) if p.page == "waste"]
+    assert (found.level, found.text) == ("warning", "2 holders of what nobody uses: 12.5 card-hours wasted")
+
+
 def test_findings_about_one_card_are_one_problem(store: FrameStore, seen: reading.Look) -> None:
     lost = replace(_health(), id="x", code="TT604", claim="GPU-a on n is gone")
     found = _problems(store, seen, findings=(_health(), lost), names=NAMES)

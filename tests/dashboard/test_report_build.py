@@ -22,6 +22,7 @@ from dashboard.config import Settings
 from dashboard.report import weekly_report, write_weekly
 from dashboard.report.model import Report
 from dashboard.settings import ReportSettings
+from dashboard.views.text import stamp
 from tests.dashboard.conftest import Ran
 from tuner.journal import record_plan, step
 from tuner.model import Change, Group, Plan, Target
@@ -280,6 +281,8 @@ def test_what_the_tuner_did_would_do_dropped_and_took_back(folder: Path, tmp_pat
     record_outcome(state, _group("g-kept", "give", 0.4), "pass", 0.04, at)
     record_outcome(state, _group("g-back", "give", 0.3), "fail", -0.2, at)
     add_suppression(state, code="TT301", subject="lab/*", who="ann", why="known", now=START, until=None)
+    for code, until in (("TT604", START + timedelta(minutes=30)), ("TT211", None)):
+        add_suppression(state, code=code, subject="x", who="bo", why="known", now=START, until=until)
     state.close()
 
     report = weekly_report(settings)
@@ -296,6 +299,10 @@ def test_what_the_tuner_did_would_do_dropped_and_took_back(folder: Path, tmp_pat
     assert (promise.passed, promise.other, promise.predicted_sm_seconds_per_hour) == (1, 1, 100.0)
     assert promise.realised_ratio == pytest.approx(-0.08)
     assert report.claims.suppressed == 1
+    assert report.claims.idle_suppressions == (
+        f"TT604 on x (number 2, by bo) expired on {stamp(START + timedelta(minutes=30))}",
+        "TT211 on x (number 3, by bo) hid nothing",
+    )
     assert not [c for c in report.claims.waste if c.code == "TT301"]
 
 
