@@ -145,7 +145,9 @@ def judge_nodes(
         if not known.get(code, True):
             judged.append(Withheld(code, cluster, "", "", "", _UNKNOWN[code]))
         elif code != "TT211" or found.measured.idle > 0:
-            claim = _share(found, wanted) if code == "TT211" else _dimension(code, found, wanted)
+            claim = (
+                (_share(found, wanted) or _open(found, wanted)) if code == "TT211" else _dimension(code, found, wanted)
+            )
             judged += [] if claim is None else [_finding(code, cluster, claim, context, counted)]
     return judged
 
@@ -183,6 +185,19 @@ def _share(found: FleetMeasure, wanted: Demand) -> _Claim | None:
     }
     verdict = Verdict.HOLDS if lost_part >= _LOST_DEMAND else Verdict.SUSPECTED
     return _Claim(text, verdict, Effect(fragment, "ratio", fragment, measured.ratio), evidence)
+
+
+def _open(found: FleetMeasure, wanted: Demand) -> _Claim:
+    """Return the picture of a fleet whose free share serves, for whoever wants to look."""
+    measured = found.measured
+    part = sum(task.weight for task, fits in zip(found.tasks, found.fits, strict=True) if fits)
+    lost = sum(found.tasks[m].weight for m in found.lost_for_share)
+    text = (
+        f"{measured.idle:.1f} cards' worth of share is free, {measured.fragmented:.1f} of it does not serve what is "
+        f"asked for; {part:.0%} of the requests still fit somewhere, {lost:.0%} are lost for want of share in one piece"
+    )
+    effect = Effect(measured.ratio, "ratio", measured.ratio, measured.ratio)
+    return _Claim(text, Verdict.NO_EFFECT, effect, fleet_evidence(found, wanted))
 
 
 def _dimension(code: str, found: FleetMeasure, wanted: Demand) -> _Claim | None:

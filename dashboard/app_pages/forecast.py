@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import streamlit as st
 
+from analyzer.findings import CLAIMS
 from dashboard.app_parts import charts, loaders, page
 from dashboard.outlook import USED
 from dashboard.views import forecast
@@ -71,7 +72,7 @@ if seen is not None:
     else:
         st.caption(f"Mean error of the median in {unit}, against what really came.")
         st.dataframe(tried, hide_index=True, column_config=_COLUMNS, placeholder=NO_DATA)
-    risks = loaders.stored(max(span, timedelta(days=1))).of("TT5")
+    risks = [f for f in loaders.stored(max(span, timedelta(days=1))).of("TT5") if f.verdict in CLAIMS]
     if risks:
         st.subheader("What will not fit", anchor=False)
         names = card_names(loaders.facts(seen.window))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
+from analyzer.findings import CLAIMS
 from dashboard.app_parts import charts, loaders, page
 from dashboard.views import fleet, fragmentation, svg
 from dashboard.views.names import card_names, named
@@ -49,10 +50,11 @@ if seen is not None:
         waiting = queues["pending_count"].sum(min_count=1)
         st.metric("Requests waiting", number(waiting), border=True, width=168, help="In all queues, now.")
     found = claims.of("TT2")
+    told_of = [finding for finding in found if finding.verdict in CLAIMS]
     st.subheader("What the analysis says", anchor=False)
-    if not found:
+    if not told_of:
         page.empty(f"No stranded capacity was found up to {stamp(claims.as_of)} UTC.")
-    for finding in found:
+    for finding in told_of:
         with st.container(border=True):
             st.markdown(
                 f":orange-badge[{escaped(finding.code)}] :gray-badge[{escaped(finding.verdict.value)}] "

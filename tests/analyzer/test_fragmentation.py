@@ -27,7 +27,7 @@ def judge(*nodes: Node, **context: Any) -> Conclusion:
 
 
 def of(conclusion: Conclusion, code: str) -> list[Finding]:
-    return [f for f in conclusion.findings if f.code == code]
+    return [f for f in conclusion.findings if f.code == code and f.verdict is not Verdict.NO_EFFECT]
 
 
 def reasons(conclusion: Conclusion, code: str) -> list[tuple[str, bool]]:
@@ -77,7 +77,12 @@ def test_a_request_that_fits_somewhere_is_not_lost(make_node: MakeNode) -> None:
     one, other = pieces(make_node, 0.4, 0.5), pieces(make_node, 0.0, name="node-b")
     one.request("ns/whole", cards=1, share=1.0)
     one.request("ns/small", cards=1, share=0.25)
-    assert of(judge(one, other), "TT211") == []
+    got = judge(one, other)
+    assert of(got, "TT211") == []
+    [open_] = [f for f in got.findings if f.code == "TT211"]  # the picture is told all the same
+    assert open_.verdict is Verdict.NO_EFFECT
+    assert open_.evidence["free_cards"] == pytest.approx(2.1)
+    assert "100% of the requests still fit somewhere" in open_.claim
 
 
 def test_most_of_the_free_share_serving_nobody_is_suspected(make_node: MakeNode) -> None:
