@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from analyzer.findings import CLAIMS
-from dashboard.app_parts import charts, loaders, page
+from dashboard.app_parts import charts, loaders, page, planning
 from dashboard.views import fleet, fragmentation, svg
 from dashboard.views.names import card_names, named
 from dashboard.views.text import NO_DATA, escaped, number, percent, plural, stamp
@@ -86,6 +86,7 @@ if seen is not None:
         with right:
             st.markdown("**What is asked for**")
             st.dataframe(fragmentation.demand_table(told), hide_index=True)
+    planning.show(span, names)
     drawn = [c for c in cut if c.layout is not None]
     st.subheader("Cards that are cut (MIG)", anchor=False)
     if not cut:

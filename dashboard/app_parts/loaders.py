@@ -31,6 +31,7 @@ from tuner import killswitch
 from tuner.killswitch import Pause
 from tuner.record import ChangeState, Drop, GroupRecord
 from tuner.service.analyse import Analysis, load_detectors, run_analysis
+from tuner.service.defragment import MovesPlan, Objective, plan_moves, present_fleet
 from tuner.state import State, list_drops, list_groups, open_state
 from tuner.state.plans import latest_plan_id, waiting_groups
 
@@ -190,6 +191,26 @@ def _analyse(key: tuple[str, int], span: timedelta, *, with_detectors: bool) -> 
         detectors=load_detectors(found.analyze) if with_detectors else {},
         declarations=found.workload,
     )
+
+
+def moves(span: timedelta, objective: Objective) -> MovesPlan:
+    """Return a plan of moves for the fleet as it stands, bound by what the analysis says."""
+    return _moves(_key(), span, objective)
+
+
+@st.cache_data(ttl=HEAVY, max_entries=4, show_spinner="Planning moves: a large fleet takes a minute")
+def _moves(key: tuple[str, int], span: timedelta, objective: Objective) -> MovesPlan:
+    found = _analyse(key, span, with_detectors=False)
+    seen = _look(key, span)
+    fleet = present_fleet(
+        _opened(key).store,
+        found.window,
+        found.declarations,
+        interval_seconds=settings().cluster.interval_seconds if seen is None else seen.interval_seconds,
+        settings=settings().analyze,
+        findings=claims(span).findings,
+    )
+    return plan_moves(fleet, objective)
 
 
 def stored(span: timedelta) -> Claims:

@@ -127,7 +127,7 @@ def analyze(
     ] = None,
     moves: Annotated[
         int | None,
-        typer.Option("--moves", metavar="N", min=0, help="With --plan: at most so many; else 3 % of the pods."),
+        typer.Option("--moves", metavar="N", min=0, help="With --plan: at most so many; else 3 % of the pods, or 5."),
     ] = None,
     every: Annotated[bool, flag("--all", help="Also list what cannot be told, and pairs without effect.")] = False,
     json: Json = False,

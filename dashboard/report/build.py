@@ -8,6 +8,7 @@ from dashboard.report.forecast import build_forecast
 from dashboard.report.free import build_free, build_moves
 from dashboard.report.gathered import Gathered
 from dashboard.report.ledger import build_energy, build_ledger
+from dashboard.report.migrations import build_migrations
 from dashboard.report.model import Report
 from dashboard.report.prices import Prices
 from dashboard.report.quality import build_quality
@@ -31,6 +32,7 @@ def build_report(gathered: Gathered, prices: Prices) -> Report:
         ledger=ledger,
         services=services,
         claims=claims,
+        migrations=build_migrations(gathered, prices, ledger),
         forecast=build_forecast(gathered),
         changes=build_changes(gathered),
         queues=queues,

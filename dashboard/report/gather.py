@@ -20,6 +20,7 @@ from dashboard.report.services import window_seconds
 from tuner.outcome import list_outcomes
 from tuner.record import WAITING_STATES, WRITTEN_STATES
 from tuner.service.analyse import Analysis, load_detectors, run_analysis
+from tuner.service.defragment import Objective, plan_moves, present_fleet
 from tuner.state import State, count_states, list_drops, list_groups, list_suppressions
 
 WEEK = timedelta(days=7)
@@ -61,6 +62,15 @@ def gather(
             declarations=settings.workload,
             forecasts=None if outlook is None else outlook.forecasts,
         )
+    fleet = present_fleet(
+        store,
+        window,
+        analysis.declarations,
+        interval_seconds=interval_seconds,
+        settings=settings.analyze,
+        findings=analysis.findings,
+    )
+    plans = [plan_moves(fleet, objective) for objective in (Objective.DEMAND, Objective.FREE_CARDS)]
     objectives = [p.declaration.objective for p in analysis.declarations.values()]
     lengths = sorted({window_seconds(o, interval_seconds) for o in objectives if o is not None})
     records, no_records = _records(open_records, window)
@@ -80,6 +90,7 @@ def gather(
         records=records,
         no_records=no_records,
         mode=settings.tuner.mode.value,
+        plans=plans if fleet.fleet.cards or fleet.left_out else [],
     )
 
 

@@ -11,6 +11,7 @@ from dashboard.outlook import Outlook
 from tuner.outcome import Outcome
 from tuner.record import ChangeState, Drop, GroupRecord
 from tuner.service.analyse import Analysis
+from tuner.service.defragment import MovesPlan
 from tuner.state import Suppression
 
 
@@ -46,6 +47,7 @@ class Gathered:
         records: of the tuner; None: there are none, and `no_records` says why.
         no_records: see `records`.
         mode: how far the tuner may go.
+        plans: of moves, one an objective.
     """
 
     analysis: Analysis
@@ -63,3 +65,4 @@ class Gathered:
     records: TunerRecords | None
     no_records: str
     mode: str
+    plans: Sequence[MovesPlan]

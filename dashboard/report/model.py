@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from analyzer.findings import plain
+from tuner.service.defragment import MovesPlan
 
 SCHEMA_VERSION = 1
 
@@ -354,6 +355,30 @@ class QualityPart:
 
 
 @dataclass(frozen=True, slots=True)
+class Freed:
+    """Cards that nobody needs to hold, what they cost in a week, and what they draw idle; NaN: not known."""
+
+    cards: float
+    cost_a_week: float
+    joules_a_week: float
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationPart:
+    """Plans of moves: for demand, and for the fewest cards; what the latter predicts, and what was really freed.
+
+    `realised` is what nobody held on the last day of the window, less that of its first; None: under two days.
+    """
+
+    demand: MovesPlan | None
+    freeing: MovesPlan | None
+    predicted: Freed | None
+    realised: Freed | None
+    currency: str
+    names: dict[str, str]  # of cards
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """The whole report."""
 
@@ -366,6 +391,7 @@ class Report:
     ledger: LedgerPart
     services: tuple[Service, ...]
     claims: Claims
+    migrations: MigrationPart
     forecast: ForecastPart
     changes: ChangesPart
     queues: tuple[QueueLine, ...]

@@ -9,6 +9,7 @@ from dashboard.report.claims import fights_section, health_section, limits_secti
 from dashboard.report.forecast import forecast_section
 from dashboard.report.free import free_section
 from dashboard.report.ledger import energy_section, ledger_section
+from dashboard.report.migrations import migrations_section
 from dashboard.report.model import Report
 from dashboard.report.quality import census_section, quality_section
 from dashboard.report.queues import queues_section
@@ -29,6 +30,7 @@ def make_page(report: Report) -> Page:
         free_section(report.free, report.moves),
         fights_section(report.claims),
         stranded_section(report.claims),
+        migrations_section(report.migrations),
         limits_section(report.claims),
         health_section(report.claims),
         forecast_section(report.forecast, report.claims.risks, report.ledger.cards),

@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import pandas as pd
+
+from dashboard.cli.output import clean as printable
+from dashboard.views import svg
 from dashboard.views.names import CardNames, named
 from dashboard.views.text import percent, plural, seconds
 from tuner.service.defragment import MovesPlan, Objective, Role, Step
@@ -19,6 +23,16 @@ ROLES = {
 }
 
 
+COLOURS = {
+    Role.STAYS: "#4a8fe0",
+    Role.PROTECTED: "#8fa3b8",
+    Role.LEAVES: "#d97742",
+    Role.COMES: "#8b5cf6",
+    Role.REQUEST: "#2e9360",
+    Role.FREE: "",
+}
+
+
 def result(plan: MovesPlan) -> str:
     """Say what a plan achieves, and how near to the best that is."""
     moves = plural(len(plan.steps), "move")
@@ -29,6 +43,8 @@ def result(plan: MovesPlan) -> str:
         if not plan.steps:
             return "it fits now, without a move"
         return f"{moves}, and it fits" + ("; no plan needs fewer" if plan.exact else "; fewer may do")
+    if not plan.steps:
+        return f"{plan.placed:.1f} cards' worth of it fits now, and no move that may be made brings more"
     text = f"{moves}: {plan.placed:.1f} cards' worth of it fits, {plan.before:.1f} without a move"
     if plan.exact:
         return f"{text}; no plan of so many moves places more"
@@ -51,6 +67,43 @@ def costs(plan: MovesPlan) -> str:
     )
 
 
+def left_alone(plan: MovesPlan) -> str:
+    """Say what a plan does not touch, and that it is advice."""
+    protected = f"{plan.protected} of {plural(plan.pods, 'pod')} are protected and never move"
+    left = ", ".join(f"{plural(count, 'card')} ({reason})" for reason, count in plan.left_out.items())
+    return f"{protected}." + (f" Left out: {left}." if left else "") + " Plans are advice: nothing was moved."
+
+
+def steps_table(plan: MovesPlan, names: CardNames) -> pd.DataFrame:
+    """Return the steps in their order, a row each."""
+    return pd.DataFrame(
+        [
+            {
+                "move": step_text(step),
+                "who": printable(f"{step.tenant}/{step.workload}" if step.workload else step.pod),
+                "from": where(step.from_node, step.from_gpus, names),
+                "to": where(step.to_node, step.to_gpus, names),
+                "GiB": step.moved_gib,
+                "away (min)": step.drain_minutes,
+                "work lost (min)": step.lost_seconds / 60,
+            }
+            for step in plan.steps
+        ]
+    )
+
+
+def strips(plan: MovesPlan, names: CardNames, most: int = 12) -> list[svg.Strip]:
+    """Return the cards that a plan changes, each before and after, ready to be drawn."""
+    found = []
+    for change in plan.changes[:most]:
+        rows = [
+            tuple(svg.Piece(part.label, part.share, 1.0, COLOURS[part.role]) for part in parts)
+            for parts in (change.before, change.after)
+        ]
+        found.append(svg.Strip(printable(named(change.gpu, names)), rows[0], rows[1]))
+    return found
+
+
 def step_text(step: Step) -> str:
     """Say what kind of move a step is."""
     if step.kind == "resize":
@@ -62,4 +115,4 @@ def step_text(step: Step) -> str:
 
 def where(node: str, gpus: Sequence[str], names: CardNames) -> str:
     """Name a place; CPU alone lies on a node without a card."""
-    return ", ".join(named(gpu, names) for gpu in gpus) or node
+    return printable(", ".join(named(gpu, names) for gpu in gpus) or node)

@@ -138,6 +138,48 @@ def layouts(rows: Sequence[Layout], ink: Ink) -> str:
     return _svg(WIDTH, len(rows) * row - 6, body)
 
 
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """A card before and after a plan: its name, and its parts from left to right (colour empty: free)."""
+
+    title: str
+    before: tuple[Piece, ...]
+    after: tuple[Piece, ...]
+
+
+def strips(rows: Sequence[Strip], ink: Ink) -> str:
+    """Draw cards below each other, each as it is and, beneath, as it would be."""
+    row, height = 78, 24
+    body = []
+    for place, card in enumerate(rows):
+        top = place * row
+        body.append(_text(0, top + 11, card.title, ink.text, weight=600))
+        for offset, words, pieces in ((17, "now", card.before), (44, "then", card.after)):
+            body.append(_text(0, top + offset + 16, words, ink.faint))
+            body += _pieces(pieces, (36, top + offset, WIDTH - 36, height), ink)
+    return _svg(WIDTH, len(rows) * row - 6, body)
+
+
+def _pieces(pieces: Sequence[Piece], box: tuple[float, float, float, float], ink: Ink) -> list[str]:
+    """Draw parts beside each other in a box: left, top, width, height."""
+    left, top, room, height = box
+    body = [_rect(left, top, room - 1, height, ink.ground, stroke=ink.line)]
+    total = max(sum(piece.width for piece in pieces), 1.0)
+    for piece in pieces:
+        width = piece.width / total * room
+        inner = max(width - 2, 1.0)
+        colour = piece.colour or ink.line
+        opacity = 0.5 if piece.colour else 0.0
+        body.append(
+            _rect(left + 1, top + 1, inner, height - 2, colour, opacity=opacity, stroke=colour, dashed=not piece.colour)
+        )
+        most = int((inner - 6) / _CHARACTER)
+        if most >= 3 and piece.label:
+            body.append(_text(left + 5, top + 16, shortened(piece.label, most), ink.text))
+        left += width
+    return body
+
+
 def _svg(width: float, height: float, body: Sequence[str]) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {max(height, 1):g}" width="{width:g}" '

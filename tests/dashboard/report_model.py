@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+from analyzer.defragment.model import Cost
 from dashboard.report.model import (
     CardCoverage,
     ChangeLine,
@@ -15,10 +17,12 @@ from dashboard.report.model import (
     EnergyPart,
     ForecastLine,
     ForecastPart,
+    Freed,
     FreeLine,
     HollowLine,
     HourTerms,
     LedgerPart,
+    MigrationPart,
     MoveLine,
     PromiseCheck,
     QualityPart,
@@ -31,6 +35,7 @@ from dashboard.report.model import (
     Term,
     Unanalysed,
 )
+from tuner.service.defragment import CardChange, MovesPlan, Role, Share, Step
 
 START = datetime(2026, 1, 5, tzinfo=UTC)
 END = START + timedelta(days=1)
@@ -64,6 +69,22 @@ def claim(code: str, **changed: object) -> Claim:
         "risk": "it may come back",
     }
     return Claim(**{**values, **changed})  # type: ignore[arg-type]  # a test's shorthand
+
+
+def migrations() -> MigrationPart:
+    """Two plans of one move each; names are hostile."""
+    part = Share(SCRIPT, 0.3, Role.LEAVES)
+    change = CardChange("n", SCRIPT, (part, Share("", 0.7, Role.FREE)), (Share(MARKUP, 1.0, Role.REQUEST),))
+    step = Step(
+        "migrate", TURNED, SCRIPT, MARKUP, "n", (SCRIPT,), "m", (TURNED,), None, 0.3, 10.0, 1, 5.0, math.nan
+    )  # fmt: skip
+    plan = MovesPlan(
+        objective="demand", asked=MARKUP, demand_waits=True, steps=(step,), together=0, fits=((SCRIPT, 1),),
+        before=1.0, placed=2.0, bound=2.5, gap=0.2, exact=False, cost=Cost(10.0, 1, 5.0, math.nan), freed=(),
+        freed_models=(), idle_watts=0.0, changes=(change,), left_out={MARKUP: 1}, protected=1, pods=3, cards=4, none="",
+    )  # fmt: skip
+    freeing = replace(plan, objective="free-cards", freed=(SCRIPT,), freed_models=("A100",), idle_watts=50.0, fits=())
+    return MigrationPart(plan, freeing, Freed(1.0, 500.0, 3.0e7), None, "EUR", {})
 
 
 def report(*, simulated: bool = True) -> Report:
@@ -125,6 +146,7 @@ def report(*, simulated: bool = True) -> Report:
             ),
             idle_suppressions=(f"TT301 on {SCRIPT} hid nothing",),
         ),
+        migrations=migrations(),
         forecast=ForecastPart(
             made_at=END,
             lines=(

@@ -39,7 +39,7 @@ from collector.window import Window
 from tuner.service.analyse import partitions
 
 _PRESENT = timedelta(hours=6)
-_MOST_MOVED = 0.03  # of the pods, where nobody says how many
+_MOST_MOVED, _AT_LEAST = 0.03, 5  # of the pods, and in a small fleet, where nobody says how many
 _REQUEST = re.compile(r"^(?:(?P<cards>\d+)x)?(?P<what>\d+(?:\.\d+)?|\d+g\.\d+gb(?:\+\w+)?)$")
 
 
@@ -198,14 +198,14 @@ def plan_moves(
         objective: room for `request` with the fewest moves; most of the demand with at most so many moves; the fewest
             cards.
         request: of objective room; None: the largest that waits.
-        moves: at most so many; None: 3 % of the pods (at least one), and for free-cards as many as it takes.
+        moves: at most so many; None: 3 % of the pods (five in a small fleet), and for free-cards as many as it takes.
     """
     if objective is Objective.FREE_CARDS:
         return _freeing(observed, moves)
     if objective is Objective.ROOM:
         return _room(observed, request)
     fleet = observed.fleet
-    most = moves if moves is not None else max(int(_MOST_MOVED * len(fleet.pods)), 1)
+    most = moves if moves is not None else max(int(_MOST_MOVED * len(fleet.pods)), _AT_LEAST)
     if not observed.demand:
         return _no_plan(observed, objective, "", "nobody's requests are known")
     plan = place_demand(fleet, observed.demand, most)
