@@ -162,4 +162,6 @@ def _match(givers: Iterable[_Side], takers: Iterable[_Side], unit: str) -> Itera
 
 
 def _less(whole: Size, part: Size) -> Size:
-    return Size(whole.lower - part.lower, whole.target - part.target, whole.upper - part.upper)
+    """Return what is left; bounds of what is left lie about its target."""
+    target = whole.target - part.target
+    return Size(min(whole.lower - part.lower, target), target, max(whole.upper - part.upper, target))

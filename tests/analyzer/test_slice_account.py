@@ -9,12 +9,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from analyzer.energy import attribute_energy
 from analyzer.findings import Finding, Role, SubjectRef, Verdict, make_finding
 from analyzer.holding_state import State
 from analyzer.quota_moves import quota_moves
+from analyzer.shares import cards
 from analyzer.slice_account import FreeNow, accounts_document, free_now, measure_account
+from analyzer.starvation import takings
 from tests.analyzer.conftest import START, MakeNode, Node
 from tests.analyzer.test_conformance import wasteful_node
 
@@ -232,3 +236,55 @@ def test_quota_of_a_pool_moves_between_tenants() -> None:
 def test_who_waits_below_its_quota_lacks_no_quota() -> None:
     rows = pd.concat([queue("quiet", 1.0, 0.0), queue("blocked", 2.0, 3.0)])
     assert quota_moves([], rows, 60.0) == ()
+
+
+amounts = st.lists(st.floats(0.0, 0.3), min_size=3, max_size=3).map(sorted)
+
+
+@given(st.lists(amounts, min_size=1, max_size=4), st.lists(amounts, min_size=1, max_size=4))
+def test_moves_are_ordered_and_no_donor_gives_more_than_it_has(
+    spare: list[list[float]], lack: list[list[float]]
+) -> None:
+    findings = [
+        claim("TT311", f"d{k}", bounds(0.9, 0.9 - upper, 0.9 - target, 0.9 - lower))
+        for k, (lower, target, upper) in enumerate(spare)
+    ]
+    findings += [
+        claim("TT313", f"r{k}", bounds(0.1, 0.1 + lower, 0.1 + target, 0.1 + upper))
+        for k, (lower, target, upper) in enumerate(lack)
+    ]
+    given_, taken = dict.fromkeys(range(4), 0.0), dict.fromkeys(range(4), 0.0)
+    for move in quota_moves(findings, pd.DataFrame(), 60.0):
+        assert move.lower <= move.target + 1e-9
+        assert move.target <= move.upper + 1e-9
+        assert move.target >= 0.01
+        given_[int(move.donor_workload[1:])] += move.target
+        taken[int(move.receiver_workload[1:])] += move.target
+    assert all(given_[k] <= target + 1e-9 for k, (_, target, _) in enumerate(spare))
+    assert all(taken[k] <= target + 1e-9 for k, (_, target, _) in enumerate(lack))
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(st.floats(0, 1), min_size=3, max_size=3),
+    st.lists(st.floats(0.05, 1), min_size=3, max_size=3),
+    st.lists(st.floats(0, 5), min_size=3, max_size=3),
+    st.sampled_from(["mps", "vgpu", "timeslice", "mig", "whole"]),
+)
+def test_who_borrows_does_not_starve_and_nothing_is_negative(
+    used: list[float], quota: list[float], waiting: list[float], kind: str
+) -> None:
+    node = Node(hours=0.1)
+    node.card(sm_active_ratio=min(sum(used), 1.0), busy_ratio=1.0)
+    for k in range(3):
+        fields = {"sm_active_ratio": used[k], "busy_ratio": used[k], "queue_depth_count": waiting[k]}
+        node.slice(f"s{k}", kind=kind, workload=f"w{k}", sm_quota_ratio=quota[k], **fields)
+    (card,) = cards(node.partition())
+    found = takings(card)
+    assert (found.borrowed >= 0).all()
+    assert (found.starved >= 0).all()
+    assert not ((found.borrowed > 1e-12) & (found.starved > 0)).any()
+    assert (found.starved <= np.nan_to_num(card.quota) + 1e-12).all()
+    if kind in {"mig", "whole"}:
+        assert not found.borrowed.any()
+        assert not found.starved.any()
