@@ -67,6 +67,13 @@ ENTRIES = {
     ),
     "pause": Entry("tuning", "Tune", "Stop the tuner at once, by a file that works without the database."),
     "resume": Entry("tuning", "Tune", "Let the tuner go on."),
+    "run": Entry(
+        "running", "Start", "Run collector, tuner and web application until stopped; one that falls is started again."
+    ),
+    "backup": Entry("backups", "Start", "Copy store and state into a folder while they are in use."),
+    "restore": Entry(
+        "backups", "Start", "Check a backup and put it in the place of store and state; stop the loops before."
+    ),
     "config": Entry("config", "Start", "Show, check and explain the configuration."),
     "report": Entry("reporting", "Look", "Write reports for those who pay and those who decide."),
     "store": Entry("rows", "Collect", "Look after the embedded store."),

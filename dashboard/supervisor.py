@@ -1,0 +1,79 @@
+"""Keeps several loops running as processes: one that falls is started again, and all end together."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from collector.clock import Clock
+from collector.errors import ConfigurationError
+
+_LOG = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.5
+STOP_SECONDS = 60.0  # a collector finishes its cycle, a tuner its group
+LONGEST_WAIT_SECONDS = 60.0
+_CALM_SECONDS = 300.0  # who ran for so long falls as if for the first time
+
+
+@dataclass(slots=True)
+class _Loop:
+    command: Sequence[str]
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+    wait: float = 0.0
+    due: float = field(default=-1.0)  # not before this instant
+
+
+def supervise(loops: Mapping[str, Sequence[str]], stop: threading.Event, clock: Clock) -> int:
+    """Run commands until `stop` is set, or one of them says that its configuration is wrong.
+
+    A process that ends is started again after 1 s, 2 s, ... 60 s. At the end all get SIGTERM at once and finish what
+    they are at; who has not ended after a minute is killed. All are in this process's group: Ctrl-C reaches them too.
+
+    Args:
+        loops: name -> command.
+        stop: set from a signal handler.
+        clock: time.
+
+    Returns:
+        0, or the exit code of the configuration error.
+    """
+    running = {name: _Loop(command) for name, command in loops.items()}
+    try:
+        while not stop.is_set():
+            for name, loop in running.items():
+                if loop.process is not None and (code := loop.process.poll()) is not None:
+                    loop.process = None
+                    if code == ConfigurationError.exit_code:
+                        _LOG.error("%s says that its configuration is wrong: all loops end", name)
+                        return code
+                    calm = clock.monotonic() - loop.started >= _CALM_SECONDS
+                    loop.wait = 1.0 if calm or not loop.wait else min(2 * loop.wait, LONGEST_WAIT_SECONDS)
+                    loop.due = clock.monotonic() + loop.wait
+                    _LOG.warning("%s ended with code %d; it is started again in %g s", name, code, loop.wait)
+                if loop.process is None and clock.monotonic() >= loop.due:
+                    loop.process = subprocess.Popen(loop.command)  # noqa: S603  our own interpreter and commands
+                    loop.started = clock.monotonic()
+                    _LOG.info("%s runs as process %d", name, loop.process.pid)
+            clock.wait(LOOK_SECONDS, stop)
+    finally:
+        _end([loop.process for loop in running.values() if loop.process is not None])
+    return 0
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+    for process in processes:
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            _LOG.warning("process %d has not ended within %g s and is killed", process.pid, STOP_SECONDS)
+            process.kill()
+            process.wait()
