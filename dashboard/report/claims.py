@@ -15,7 +15,7 @@ from analyzer.hollow import HollowBusy
 from collector.window import parse_instant
 from dashboard import svg
 from dashboard.report.gathered import Gathered
-from dashboard.report.model import Claim, Claims, HollowLine, SickCard
+from dashboard.report.model import Claim, Claims, HollowLine, Room, SickCard
 from dashboard.report.view import (
     MOST_ROWS,
     Badge,
@@ -34,6 +34,7 @@ from dashboard.report.view import (
     text,
 )
 from dashboard.report.words import amount, shorter
+from dashboard.views.fragmentation import fleet_picture
 from dashboard.views.names import CardNames, card_names, named
 from dashboard.views.text import NO_DATA, number, percent, plural, stamp
 from tuner.state import Suppression
@@ -64,6 +65,7 @@ def build_claims(gathered: Gathered) -> Claims:
         **found,
         undecided=dict(sorted(undecided.items())),
         suppressed=suppressed,
+        rooms=tuple(room for f in fleet_picture(gathered.analysis.findings) for room in _rooms(f)),
         board=tuple(_sick(card, names) for card in health_board(shown)),
         hollow=tuple(_hollow(one) for one in gathered.analysis.hollow),
         idle_suppressions=_idle_suppressions(suppressions, gathered),
@@ -252,9 +254,53 @@ def _pair(c: Claim, most: float) -> tuple[Cell, ...]:
     )
 
 
+def _rooms(finding: Finding) -> list[Room]:
+    cluster = finding.subjects[0].cluster
+    return [
+        Room(
+            cluster=cluster,
+            pool=str(room["pool"]),
+            model=str(room["model"]),
+            cards=int(room["cards"]),
+            free_cards=float(room["free_cards"]),
+            largest_piece_ratio=float(room["largest_piece"]),
+            most_whole_cards=int(room["most_whole_cards"]),
+            fits_ratio=float(room["fits_part"]),
+            biggest=str(room["biggest_placeable"] or ""),
+        )
+        for room in finding.evidence["rooms"]
+    ]
+
+
 def stranded_section(claims: Claims) -> Section:
-    """Show what nobody can use."""
-    return _topic("stranded", "What is stranded", claims.stranded, "Nothing that is free is out of reach.")
+    """Show what nobody can use, and what the free share of each pool and model can still take."""
+    section = _topic("stranded", "What is stranded", claims.stranded, "Nothing that is free is out of reach.")
+    if not claims.rooms:
+        return section
+    several = len({room.cluster for room in claims.rooms}) > 1
+    table = Table(
+        (
+            *text("pool", "model"),
+            *numbers("cards", "free", "largest piece", "whole on a node", "of the mix fits"),
+            *prose("biggest request that fits"),
+        ),
+        tuple(
+            (
+                f"{room.cluster}: {room.pool}" if several else room.pool,
+                room.model or NO_DATA,
+                str(room.cards),
+                f"{room.free_cards:.1f}",
+                percent(room.largest_piece_ratio),
+                str(room.most_whole_cards),
+                percent(room.fits_ratio),
+                room.biggest or "none",
+            )
+            for room in claims.rooms[:MOST_ROWS]
+        ),
+        "What still fits on shared and whole cards",
+        more(len(claims.rooms), "room"),
+    )
+    return Section(section.id, section.title, (*section.blocks, table))
 
 
 def limits_section(claims: Claims) -> Section:

@@ -155,6 +155,21 @@ class HollowLine:
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """What the cards of one model in one pool can still take; `biggest` is empty where no request fits."""
+
+    cluster: str
+    pool: str
+    model: str
+    cards: int
+    free_cards: float
+    largest_piece_ratio: float
+    most_whole_cards: int
+    fits_ratio: float
+    biggest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Claims:
     """The findings that hold or are suspected, by what they speak of; the health board, the hollow-busy map.
 
@@ -173,6 +188,7 @@ class Claims:
     board: tuple[SickCard, ...] = ()
     hollow: tuple[HollowLine, ...] = ()
     idle_suppressions: tuple[str, ...] = ()
+    rooms: tuple[Room, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

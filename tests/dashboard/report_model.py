@@ -29,6 +29,7 @@ from dashboard.report.model import (
     QueueLine,
     RejectLine,
     Report,
+    Room,
     Service,
     SickCard,
     TenantUse,
@@ -145,6 +146,10 @@ def report(*, simulated: bool = True) -> Report:
                 HollowLine(MARKUP, "unknown", "whole", 2.0, 0.0, math.nan, math.nan, math.nan),
             ),
             idle_suppressions=(f"TT301 on {SCRIPT} hid nothing",),
+            rooms=(
+                Room("c", SCRIPT, MARKUP, 8, 2.25, 0.6, 1, 0.75, f"a whole card of type {TURNED}"),
+                Room("c", "default", "", 4, 0.0, 0.0, 0, 0.0, ""),
+            ),
         ),
         migrations=migrations(),
         forecast=ForecastPart(
