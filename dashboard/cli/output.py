@@ -22,6 +22,10 @@ from rich.text import Text
 from analyzer.findings import plain
 from dashboard.origin import SIMULATED
 
+_GAP = 3  # between two columns of a table
+_WORD = 14  # a longer word may be broken, to keep a table within a terminal
+_SENTENCE = 20  # least room for a text of more than twice as much
+
 
 def clean(value: object) -> str:
     """Return a value as text that a terminal takes literally: no control, direction or surrogate characters."""
@@ -105,6 +109,9 @@ def print_table(
 ) -> None:
     """Print rows as a table, or `empty` where there are none.
 
+    On a terminal it is as wide as that: long cells are folded. Where that would leave too little room for a column,
+    each row is a block of lines instead, one a column. Piped, nothing is folded or cut.
+
     Args:
         columns: headings; one that starts with `>` stands right, as numbers do.
         rows: cells; a rich Text keeps its style, anything else is cleaned text.
@@ -116,8 +123,13 @@ def print_table(
     if not cells:
         say(empty)
         return
-    if not console.is_terminal:
+    if not sys.stdout.isatty():
         sys.stdout.write(_plain_table(columns, cells, clean(title)))
+        return
+    headings = [heading.removeprefix(">") for heading in columns]
+    widths = _widths(headings, cells, console.width - _GAP * (len(headings) - 1))
+    if widths is None:
+        _print_blocks(console, headings, cells, clean(title))
         return
     table = Table(
         title=Text(clean(title)) if title else None,
@@ -127,11 +139,48 @@ def print_table(
         show_edge=False,
         header_style="bold",
     )
-    for heading in columns:
-        table.add_column(Text(heading.removeprefix(">")), justify=_align(heading), overflow="fold")
+    for heading, shown, width in zip(columns, headings, widths, strict=True):
+        table.add_column(Text(shown), justify=_align(heading), overflow="fold", width=width)
     for row in cells:
         table.add_row(*row)
     console.print(table)
+
+
+def _widths(headings: Sequence[str], rows: Sequence[Sequence[Text]], room: int) -> list[int] | None:
+    """Return how wide each column of a table is: the widest give way first; None where some would have too little."""
+    widths, least = [], []
+    for n, heading in enumerate(headings):
+        cells = [row[n].plain for row in rows]
+        natural = max(cell_len(heading), *(cell_len(line) for cell in cells for line in cell.split("\n") or [""]))
+        word = min(max(map(_widest_word, cells)), _WORD)
+        widths.append(natural)
+        least.append(max(cell_len(heading), word, _SENTENCE if natural > 2 * _SENTENCE else 0))
+    while (over := sum(widths) - room) > 0:
+        spare = [width - low for width, low in zip(widths, least, strict=True)]
+        n = spare.index(max(spare))
+        if spare[n] <= 0:
+            return None
+        widths[n] -= min(over, max(spare[n] // 2, 1))
+    return widths
+
+
+def _widest_word(text: str) -> int:
+    return max((cell_len(word) for word in text.split()), default=0)
+
+
+def _print_blocks(console: Console, headings: Sequence[str], rows: Sequence[Sequence[Text]], title: str) -> None:
+    """Print each row as lines of heading and value, for a terminal that is too narrow for a table."""
+    if title:
+        console.print(Text(title, style="italic"))
+    for number, row in enumerate(rows):
+        if number:
+            console.print()
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_column(style="bold", overflow="fold", max_width=console.width // 2)
+        grid.add_column(overflow="fold")
+        for heading, cell in zip(headings, row, strict=True):
+            grid.add_row(Text(heading), cell)
+        console.print(grid)
 
 
 def _align(heading: str) -> Literal["left", "right"]:
