@@ -297,7 +297,7 @@ class SeriesReader:
         slot.holder = self._world.holder(_of_driver(said, labels))
         self._simple_part(mapped, slot, row)
 
-    def _simple_part(self, mapped: MappedMetric, slot: Slot, row: int) -> None:
+    def _simple_part(self, mapped: MappedMetric, slot: _Draft, row: int) -> None:
         world, name = self._world, mapped.row.field
         entry = world.registry.entry(self._key, row, name, self._order(mapped))
         channel = world.registry.channel(self._key, row, mapped, entry=entry, field_name=name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -154,11 +154,11 @@ class TargetState:
 
     def _says_more(self, lost: Sequence[Word]) -> bool:
         """Say whether any that nothing of is there any more says what none of those says that are still there."""
-        gone = {word[1] for word in lost if word[0] == _ABOUT}
+        gone = set(_abouts(lost))
         if not gone:
             return False
-        left = {word for words in self._says for word in words if word[0] == _ABOUT and word[1] not in gone}
-        said = {what for _, about in left for what in _said_by(about)}
+        left = {about for words in self._says for about in _abouts(words)} - gone
+        said = {what for about in left for what in _said_by(about)}
         return any(what not in said for about in gone for what in _said_by(about))
 
     def _matters(self, word: Word, unsaid: Counter[Word]) -> bool:
@@ -240,6 +240,10 @@ def _words(slot: Slot, name: str) -> tuple[Word, ...]:
         if kind.of_device:
             words.append((_COPY if kind.labelled else _OWN, (slot.about.uuid, name)))
     return tuple(words)
+
+
+def _abouts(words: Iterable[Word]) -> Iterator[About]:
+    return (word[1] for word in words if isinstance(word[1], About))
 
 
 def _said_by(about: About) -> tuple[Word, ...]:
