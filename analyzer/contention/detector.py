@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import fields, replace
 from operator import attrgetter
 from typing import Any
@@ -27,6 +27,8 @@ from analyzer.contention.pairs import measure_card
 from analyzer.contention.record import THROTTLE, PairMeasure
 from analyzer.contention.series import cards
 from analyzer.contention.verdict import Judgement, benjamini_hochberg, describe, judge, risk
+from analyzer.evidence import SampleWindows, alike, sample_windows
+from analyzer.facts import Key
 from analyzer.findings import Effect, Finding, Role, SubjectRef, Verdict, make_finding, plain
 from analyzer.protocols import Conclusion, Context, Needs, Partition, Withheld
 from analyzer.settings import AnalyzeSettings
@@ -84,6 +86,7 @@ class ContentionDetector:
         """Measure every directed pair of holders that share a card of this node: one row a pair (`PairMeasure`)."""
         rows: list[PairMeasure] = []
         node_cards = cards(partition)
+        windows = sample_windows(partition.facts)
         # The matrices are small: threads of the linear algebra would only wait for one another.
         with threadpool_limits(limits=1, user_api="blas"):
             for card in node_cards:
@@ -96,6 +99,9 @@ class ContentionDetector:
                     close=self._settings.fdr,
                     elsewhere=tuple(other for other in node_cards if other is not card),
                 )
+        rows = [
+            row if row.untested or _alike(row, windows, partition.interval_seconds) else _unlike(row) for row in rows
+        ]
         return pd.DataFrame([_VALUES(row) for row in rows], columns=_COLUMNS)
 
     def conclude(self, measures: pd.DataFrame, context: Context) -> Conclusion:
@@ -132,6 +138,23 @@ class ContentionDetector:
             findings.append(finding if experiment is None else _with_probe(finding, experiment))
         findings.sort(key=lambda f: (_ORDER[f.verdict], -(f.effect.value if f.effect else 0.0), f.id))
         return Conclusion(findings, withheld)
+
+
+def _alike(pair: PairMeasure, windows: Mapping[Key, SampleWindows], interval_seconds: float) -> bool:
+    """Say whether cost and activity are told over like windows; a holder of a whole card has the card's."""
+
+    def seconds(part: str, kind: str, field: str) -> float:
+        told = windows.get((pair.cluster, pair.node, pair.gpu, "" if kind == "whole" else part))
+        return math.nan if told is None else told.seconds(field, interval_seconds)
+
+    cost = pair.cost.split(" ")[0]  # `sm_active_ratio per requests` is as long a mean as its activity
+    one = seconds(pair.victim, pair.victim_kind, cost)
+    return alike(one, seconds(pair.suspect, pair.suspect_kind, pair.activity))
+
+
+def _unlike(pair: PairMeasure) -> PairMeasure:
+    untested = f"{pair.cost} and {pair.activity} are means over unlike windows"
+    return replace(pair, p=math.nan, untested=untested, needs="both sampled over windows of like length")
 
 
 def _pair(row: dict[Hashable, Any]) -> PairMeasure:

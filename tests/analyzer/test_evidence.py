@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
+from analyzer.contention import ContentionDetector
 from analyzer.evidence import SampleWindows, absent_fields, alike, sample_windows
+from analyzer.facts import records
 from tests.analyzer.conftest import MakeNode
 
 
@@ -33,3 +38,27 @@ def test_windows_are_read_as_they_are_told(make_node: MakeNode) -> None:
 def test_alike(one: float, other: float, same: bool) -> None:
     assert alike(one, other) is same
     assert alike(other, one) is same
+
+
+def of_pair(measures: pd.DataFrame) -> dict[str, Any]:
+    return next(row for row in records(measures) if (row["victim"], row["suspect"]) == ("v", "s"))
+
+
+def test_a_pair_of_unlike_windows_is_not_tested(make_node: MakeNode) -> None:
+    node = make_node(hours=12)
+    rng = np.random.default_rng(1)
+    bursts = np.repeat(rng.random(node.count // 20) < 0.4, 20) * 0.4
+    node.card(sm_active_ratio=0.3 + bursts)
+    slow = 0.1 * np.exp(0.5 * bursts + rng.normal(0, 0.02, node.count))
+    node.slice("v", sm_active_ratio=0.3 + rng.normal(0, 0.01, node.count), step_seconds=slow, workload="victim")
+    node.slice("s", sm_active_ratio=bursts, step_seconds=0.1, workload="suspect")
+    detector = ContentionDetector()
+    assert of_pair(detector.measure(node.partition()))["untested"] == ""
+    node.fact("slice", "sample_window", "cycle", part="v", gpu="GPU-1")
+    node.fact("slice", "sample_window", "0; 600: sm_active_ratio", part="s", gpu="GPU-1")
+    measures = detector.measure(node.partition())
+    unlike = of_pair(measures)
+    assert unlike["untested"] == "step_seconds and sm_active_ratio are means over unlike windows"
+    assert np.isnan(unlike["p"])
+    got = detector.conclude(measures, node.context())
+    assert any("unlike windows" in w.reason for w in got.withheld)

@@ -84,6 +84,14 @@ def test_the_table_prints_names_literally_and_ends_with_the_census(trimtab: Call
 
 
 @pytest.mark.usefixtures("store")
+def test_cards_to_take_out_of_sharing_are_listed(trimtab: Callable[..., Ran]) -> None:
+    said = trimtab("analyze", "health").out
+    assert "take these cards out of sharing" in said
+    assert "the card is off the bus" in said.split("take these cards out of sharing")[1]
+    assert "take these cards" not in trimtab("analyze", "idle").out
+
+
+@pytest.mark.usefixtures("store")
 def test_fail_on_speaks_of_findings_that_hold(trimtab: Callable[..., Ran]) -> None:
     assert trimtab("analyze", "--fail-on", "TT3").code == 1
     assert trimtab("analyze", "--fail-on", "TT1").code == 0
