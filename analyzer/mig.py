@@ -45,6 +45,7 @@ class Board:
     compute_slices: int
     sms: int | None
     profiles: Mapping[str, Profile]
+    by_name_only: bool = False  # its profiles are named as a sister's: they alone never tell it
 
     def sm_share(self, profile: str) -> tuple[float, bool]:
         """Return the share of the card's SMs that an instance of `profile` has, and whether it is exact.
@@ -113,6 +114,7 @@ def boards() -> Mapping[str, Board]:
             compute_slices=layout["compute_slices"],
             sms=entry.get("sms"),
             profiles=profiles,
+            by_name_only=entry.get("by_name_only", False),
         )
     return found
 
@@ -125,7 +127,7 @@ def board_of(model: str | None, profiles: Iterable[str] = ()) -> Board | None:
         fitting = [b for b in named if wanted <= b.profiles.keys()]
         if len(named) == 1 or len(fitting) == 1:
             return (fitting or named)[0]
-    fitting = [b for b in boards().values() if wanted and wanted <= b.profiles.keys()]
+    fitting = [b for b in boards().values() if wanted and wanted <= b.profiles.keys() and not b.by_name_only]
     return fitting[0] if len(fitting) == 1 else None
 
 

@@ -17,15 +17,6 @@ from collector.schedulers.objects import Json, items, table, text
 from collector.schedulers.pods import add_node, read_pod
 
 _MIB = 2.0**20
-_POOL_LABELS = (
-    "label_trimtab_pool",
-    "label_cloud_google_com_gke_nodepool",
-    "label_eks_amazonaws_com_nodegroup",
-    "label_kubernetes_azure_com_agentpool",
-    "label_karpenter_sh_nodepool",
-    "label_node_pool",
-    "label_pool",
-)
 _PRODUCT, _MEMORY, _REPLICAS = (
     "label_nvidia_com_gpu_product",
     "label_nvidia_com_gpu_memory",
@@ -94,7 +85,7 @@ def _node(state: KubeState, name: str, pods: Sequence[Pod], devices: int) -> Sna
         name=name,
         cards=cards,
         model=model,
-        pool=next((labels[label] for label in _POOL_LABELS if labels.get(label)), "default"),
+        pool=state.pool_of(name) or "default",
         cpu_cores=resources.get("cpu", math.inf),
         memory_bytes=float(memory) * _MIB if memory.isdigit() else math.nan,
         cut=_cut(profiles, held, max(cards - whole, 1)) if profiles else (),

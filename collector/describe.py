@@ -232,9 +232,9 @@ def describe_pods(book: FactBook, kube: KubeState, now: datetime) -> None:
             book.tell(subject, "allocatable_cards", f"{cards / max(replicas, 1):.15g}", now)
         if replicas > 1:
             book.tell(subject, "card_replicas", str(replicas), now)
-        strategy = kube.sharing_strategy(node)
-        if strategy:
-            book.tell(subject, "sharing_strategy", strategy, now)
+        for name, said in (("sharing_strategy", kube.sharing_strategy(node)), ("pool", kube.pool_of(node))):
+            if said:
+                book.tell(subject, name, said, now)
     for pod in kube.pods.values():
         if pod.wants_gpu and not pod.ended:
             tenant, workload, _ = owner_of(pod.namespace, pod.name, kube, book.context)

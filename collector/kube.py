@@ -27,6 +27,15 @@ _POOL_LABELS = (
     "label_trimtab_pool",
     "label_pool",
 )
+_NODE_POOL_LABELS = (
+    "label_trimtab_pool",
+    "label_cloud_google_com_gke_nodepool",
+    "label_eks_amazonaws_com_nodegroup",
+    "label_kubernetes_azure_com_agentpool",
+    "label_karpenter_sh_nodepool",
+    "label_node_pool",
+    "label_pool",
+)
 _REPLICAS = "label_nvidia_com_gpu_replicas"
 _COUNT = "label_nvidia_com_gpu_count"
 
@@ -104,6 +113,11 @@ class KubeState:
         """Return of how many units the device plug-in makes each card under MPS or time slicing; 0: not told."""
         told = self.node_labels.get(node, {}).get(_REPLICAS, "")
         return int(told) if told.isdigit() else 0
+
+    def pool_of(self, node: str) -> str:
+        """Return the pool that a node is in, by the label of the usual clouds; an empty text without one."""
+        labels = self.node_labels.get(node, {})
+        return next((labels[name] for name in _NODE_POOL_LABELS if labels.get(name)), "")
 
     def cards_of(self, node: str, *, shared: bool = False) -> float:
         """Return how many physical cards the scheduler counts on a node; NaN where it does not tell.

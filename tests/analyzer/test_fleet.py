@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from analyzer.fgd import Cause, NodeIdle, Task, blocked_by, fragmentation, node_fragmentation, score
 from analyzer.fleet import Fleet, Mix, causes, fit, measure_fleet, typical
 from analyzer.placing import Placing
+from analyzer.stranded import strandings
 from benchmarks.arrivals import arrive, read_pods, read_state
 
 GB = 1e9
@@ -199,3 +200,38 @@ def test_the_gradient_allocates_more_than_chance() -> None:
     assert full["gradient"][0] > full["random"][0]
     assert full["gradient"][1] < full["random"][1]
     assert full["best fit"][0] >= full["random"][0]
+
+
+@given(fleets, mixes)
+def test_what_one_dimension_strands_is_what_would_serve_without_it(nodes: list[NodeIdle], mix: list[Task]) -> None:
+    found = strandings(Fleet.of(nodes), mix)
+    without = {
+        "cpu": ([replace(one, cpu_cores_left=math.inf) for one in nodes], mix),
+        "type": (nodes, [replace(t, types=frozenset()) for t in mix]),
+        "memory": ([replace(one, memory_left_bytes=()) for one in nodes], mix),
+    }
+
+    def runs(one: NodeIdle, wanted: Task) -> bool:
+        return wanted.cards > 0 and blocked_by(one, wanted) is None
+
+    def served(one: NodeIdle, tasks: list[Task]) -> list[bool]:
+        rooms = one.memory_left_bytes or (math.inf,) * len(one.left)
+        able = [t for t in tasks if runs(one, t)]
+        return [
+            any(left >= t.share - 1e-9 and room >= t.memory_bytes - 1 for t in able)
+            for left, room in zip(one.left, rooms, strict=True)
+        ]
+
+    for name, (others, tasks) in without.items():
+        lost = [
+            m
+            for m, (wanted, freed) in enumerate(zip(mix, tasks, strict=True))
+            if wanted.cards and not any(runs(one, wanted) for one in nodes) and any(runs(one, freed) for one in others)
+        ]
+        assert list(found[name].lost) == lost, name
+        total = 0.0
+        for one, other in zip(nodes, others, strict=True):
+            amounts = one.left if name == "memory" else one.amounts
+            for amount, now, then in zip(amounts, served(one, mix), served(other, tasks), strict=True):
+                total += amount if then and not now else 0.0
+        assert found[name].stranded_cards == pytest.approx(total), name

@@ -136,7 +136,8 @@ def test_wrong_input_is_refused() -> None:
         ("NVIDIA H100 80GB HBM3", ["1g.10gb"], "H100-80GB"),
         ("NVIDIA H100 NVL", [], "H100-94GB"),
         ("NVIDIA GH200 480GB", [], "H100-96GB"),
-        ("NVIDIA H20", [], "H100-96GB"),
+        ("NVIDIA H20", ["1g.12gb"], "H20-96GB"),
+        ("", ["3g.48gb"], "H100-96GB"),
         ("NVIDIA H200", [], "H200-141GB"),
         ("NVIDIA B200", [], "B200-180GB"),
         ("NVIDIA GB200", [], "GB200-186GB"),
@@ -157,6 +158,7 @@ def test_sm_shares_are_counted_not_sevenths() -> None:
     assert boards()["H100-80GB"].sm_share("1g.10gb") == (16 / 132, True)
     assert boards()["H100-80GB"].sm_share("1g.20gb") == (26 / 132, True)
     assert boards()["B200-180GB"].sm_share("3g.90gb") == (3 / 7, False)
+    assert boards()["H20-96GB"].sm_share("1g.12gb") == (1 / 7, False)  # of 78, not of its sisters' 132
 
 
 def test_what_fits_beside_instances_that_lie_well() -> None:

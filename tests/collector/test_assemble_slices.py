@@ -632,11 +632,13 @@ def test_nodes_tell_what_they_have(cycles: Cycles) -> None:
         f'kube_node_status_allocatable{{node="n1",resource="{name}"}} {value}\n'
         for name, value in (("cpu", 96), ("memory", 5e11), ("nvidia_com_gpu", 8))
     )
+    extra += 'kube_node_labels{node="n1",label_cloud_google_com_gke_nodepool="train"} 1\n'
     cycles.poll(kube({}, strategy="mps", extra=extra))
     told = {(f.subject.node, f.name): f.value for f in cycles.batch.facts if f.subject.kind == "node"}
     assert told == {
         ("n1", "allocatable_cpu"): "96",
         ("n1", "allocatable_memory_bytes"): "500000000000",
         ("n1", "allocatable_cards"): "8",
+        ("n1", "pool"): "train",
         ("node-a", "sharing_strategy"): "mps",
     }
