@@ -50,7 +50,7 @@ def _chosen(holdings: pd.DataFrame) -> pd.DataFrame:
     return found
 
 
-def _detail(look: Look, row: pd.Series) -> None:
+def _detail(look: Look, row: pd.Series, account: dict[str, Any] | None) -> None:
     st.subheader(f"{escaped(row['tenant'])} / {escaped(row['workload'])}", anchor=False)
     st.caption(
         f"slice {escaped(row['slice'])} · {escaped(row['node'])} · {escaped(row['model'])} · "
@@ -63,6 +63,12 @@ def _detail(look: Look, row: pd.Series) -> None:
         st.metric("Memory used", gib(row["memory_used_bytes"]), border=True, width=168)
         st.metric("Requests", number(row["requests_per_second"], "/s"), border=True, width=168)
         st.metric("Objective kept", percent(row["kept"], 1), border=True, width=168)
+        if account is not None:
+            joules = number(account["joules"] / 3.6e6, "kWh")
+            st.metric("State", account["state"] or "ended", border=True, width=168, help="See the page Waste.")
+            st.metric("Energy", joules, border=True, width=168, help="Attributed; sums to the card's own meter.")
+    if account is not None:
+        st.caption(slices.provenance_words(account))
     table = loaders.read(slices.over_time, look, slices.SliceKey.of(row.to_dict()))
     left, right = st.columns(2, gap="large")
     with left:
@@ -138,4 +144,5 @@ if seen is not None:
         st.stop()
     picked = event["selection"]["rows"][:1]
     place = shown.index[picked[0] if picked and picked[0] < len(shown) else 0]
-    _detail(seen, found.reset_index(drop=True).loc[place])
+    row = found.reset_index(drop=True).loc[place]
+    _detail(seen, row, slices.account_of(loaders.survey(span).accounts, slices.SliceKey.of(row.to_dict())))

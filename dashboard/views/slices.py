@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analyzer.facts import records
 from analyzer.settings import AnalyzeSettings
 from analyzer.shares import cards
 from collector.protocols import StoreReader
@@ -16,6 +17,7 @@ from collector.schema import NOBODY
 from dashboard.cli.output import clean as printable
 from dashboard.views.fleet import card_name
 from dashboard.views.reading import Look, bucket
+from dashboard.views.text import number
 from tuner.service.analyse import partitions
 
 SHOWN = (
@@ -89,6 +91,26 @@ def table(holdings: pd.DataFrame) -> pd.DataFrame:
         ["ended", "free", "tenant", "workload"], kind="stable"
     )
     return shown.loc[order.index]
+
+
+def account_of(accounts: pd.DataFrame, key: SliceKey) -> dict[str, Any] | None:
+    """Return the account of a holding (a row of `analyzer.slice_account`); None: it has none in this range."""
+    mine = np.ones(len(accounts), dtype=bool)
+    for name in ("cluster", "node", "gpu", "slice", "tenant", "workload"):
+        mine &= (accounts[name] == getattr(key, name)).to_numpy(bool)
+    found = records(accounts[mine])
+    return found[0] if found else None
+
+
+def provenance_words(account: Mapping[str, Any]) -> str:
+    """Say where a holding's numbers come from, how far busy time overstates its use, and what it borrowed or lacked."""
+    words = [f"share held: {account['quota_provenance']}", f"share used: {account['used_provenance']}"]
+    words.append(f"energy: {account['joules_provenance'] if account['joules'] == account['joules'] else 'unknown'}")
+    if account["overstated_by"] > 1:
+        words.append(f"busy time overstates its use {account['overstated_by']:.1f} times")
+    taken = {name: account[f"{name}_gpu_seconds"] / 3600 for name in ("borrowed", "starved")}
+    words += [f"{name} {number(hours, 'card-hours')}" for name, hours in taken.items() if hours > 0]
+    return " · ".join(words)
 
 
 def over_time(store: StoreReader, look: Look, key: SliceKey) -> pd.DataFrame:

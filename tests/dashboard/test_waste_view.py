@@ -16,7 +16,7 @@ from analyzer.ledger import LEVEL_1, conclude_ledger, measure_ledger
 from analyzer.quota_moves import QuotaMove
 from analyzer.slice_account import FreeNow, measure_account
 from analyzer.waiting import Waiting
-from dashboard.views import waste
+from dashboard.views import slices, waste
 from tests.analyzer.test_conformance import wasteful_node
 
 
@@ -101,6 +101,17 @@ def test_free_pieces_and_moves_are_named() -> None:
     assert told["where"].tolist() == ["node-a GPU 0", "pool"]
     assert told["target"].tolist() == ["10 %", "2 cards"]
     assert "\u202e" not in told["to"][1]
+
+
+def test_a_slice_s_numbers_say_where_they_come_from() -> None:
+    accounts = measure_account(wasteful_node().partition())
+    key = slices.SliceKey("c", "node-a", "GPU-2", "taker", "team", "taker")
+    taker = slices.account_of(accounts, key)
+    assert taker is not None
+    words = slices.provenance_words(taker)
+    assert words.startswith("share held: measured · share used: measured · energy: unknown")
+    assert f"borrowed {0.2 * 15:.1g} card-hours" in words
+    assert slices.account_of(accounts, slices.SliceKey("c", "node-a", "GPU-2", "other", "team", "taker")) is None
 
 
 def test_who_waits_comes_with_unmet_card_hours() -> None:
