@@ -25,6 +25,12 @@ from dashboard.views.text import gib, number, percent, seconds, stamp
 IDLE = ("TT301", "TT302")
 _SIZED = {"TT311": "compute, too much", "TT312": "memory, too much", "TT313": "too little", "TT314": "starved"}
 _JOULES_PER_KWH = 3.6e6
+_CARD_TERMS = {
+    **{name: name for name in LEVEL_1},
+    "unaccounted_1": "unaccounted",
+    **{name: name for name in LEVEL_2},
+    "unaccounted_2": "used, unaccounted",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +218,11 @@ def card_table(ledger: Ledger, names: CardNames) -> pd.DataFrame:
     """Return each card's ledger, level 1 and 2, in percent of the card."""
     rows = []
     for row in records(ledger.gpus):
-        terms = {n: 100 * row[n] / row["capacity"] for n in (*LEVEL_1, *LEVEL_2, "unaccounted_1", "unaccounted_2")}
+        terms = {words: 100 * row[name] / row["capacity"] for name, words in _CARD_TERMS.items()}
         rows.append(
             {"card": named(row["gpu"], names) if row["gpu"] in names else f"{row['node']} {row['gpu']}", **terms}
         )
-    return pd.DataFrame(rows, columns=["card", *LEVEL_1, *LEVEL_2, "unaccounted_1", "unaccounted_2"])
+    return pd.DataFrame(rows, columns=["card", *_CARD_TERMS.values()])
 
 
 def slice_table(accounts: pd.DataFrame, names: CardNames) -> pd.DataFrame:
