@@ -119,7 +119,9 @@ class ContentionDetector:
         withheld: list[Withheld] = []
         for pair, q in zip(pairs, quality, strict=True):
             experiment = tried.get(_key(pair))
-            shown = None if experiment is None else judge_experiment(experiment, fdr=PROBE_FDR, effect_floor=floor)
+            shown = None
+            if experiment is not None:
+                shown = judge_experiment(experiment, fdr=PROBE_FDR, effect_floor=floor, watched=pair.effect)
             if experiment is not None and shown is not None:
                 findings.append(_by_experiment(pair, experiment, shown, context))
                 continue

@@ -94,13 +94,16 @@ def _experiment(value: str, at: datetime) -> Experiment | None:
         return None
 
 
-def judge_experiment(experiment: Experiment, *, fdr: float, effect_floor: float) -> Judgement | None:
+def judge_experiment(
+    experiment: Experiment, *, fdr: float, effect_floor: float, watched: float = math.nan
+) -> Judgement | None:
     """Return the verdict by experiment, or None where it decided nothing: what was seen passively then stands.
 
     Args:
         experiment: the probe.
         fdr: accepted rate of false discoveries among all probes.
         effect_floor: smallest slow-down worth a word, as a ratio.
+        watched: slow-down that watching suggested (NaN: none): it is cleared where not even half of it is left.
     """
     result = experiment.result
     if result.problem:
@@ -108,7 +111,7 @@ def judge_experiment(experiment: Experiment, *, fdr: float, effect_floor: float)
     by = f"by experiment: {result.pairs} pairs of blocks, until {experiment.at:%Y-%m-%d %H:%M} UTC"
     if experiment.q <= fdr and result.effect >= effect_floor:
         return Judgement(Verdict.HOLDS, by, (), 1.0 - experiment.q)
-    if result.upper < _EXCLUDED:
+    if result.upper < max(_EXCLUDED, 0.5 * watched if math.isfinite(watched) else 0.0):
         return Judgement(Verdict.NO_EFFECT, f"at most {max(result.upper, 0.0):.0%} at full swing, {by}", (), 0.95)
     return None
 

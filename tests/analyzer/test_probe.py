@@ -155,12 +155,12 @@ def test_pairs_follow_the_formula_of_power() -> None:
     assert CALM.contrast(0.05, 0.75) == pytest.approx(contrast)
     z = 2.747781 + 1.644854  # one-sided 0.003, power 0.95
     assert CALM.pairs_needed(0.05, 0.75) == math.ceil((z * 0.05 / contrast) ** 2)
-    assert CALM.pairs_needed(0.5, 0.75) == 12  # never fewer
+    assert CALM.pairs_needed(0.5, 0.75) == 16  # never fewer
     assert CALM.pairs_needed(0.05, 0.0) == math.inf
 
 
 def test_what_no_bounded_trial_decides_is_not_tried() -> None:
-    assert pairs_to_run(CALM, 0.2, 0.75, 40) == 12
+    assert pairs_to_run(CALM, 0.2, 0.75, 40) == 16
     assert pairs_to_run(CALM, math.nan, 0.75, 40) == 37
     assert pairs_to_run(replace(CALM, spread=0.2), math.nan, 0.75, 40) == 0
     assert pairs_to_run(replace(CALM, spread=math.nan), 0.2, 0.75, 40) == 0
@@ -206,6 +206,14 @@ def test_probes_share_one_false_discovery_rate() -> None:
     assert found.q == pytest.approx(0.3)
     assert judge_experiment(found, fdr=0.05, effect_floor=0.02) is None
     assert judge_experiment(replace(found, q=0.03), fdr=0.05, effect_floor=0.02) is not None
+
+
+def test_a_suspicion_is_cleared_where_not_half_of_it_is_left() -> None:
+    wide = Experiment(replace(CLEARED, upper=0.15), "g", END, q=0.9)
+    assert judge_experiment(wide, fdr=0.05, effect_floor=0.02) is None
+    judgement = judge_experiment(wide, fdr=0.05, effect_floor=0.02, watched=0.4)
+    assert judgement is not None
+    assert judgement.verdict is Verdict.NO_EFFECT
 
 
 def decided(result: ProbeResult) -> Finding:

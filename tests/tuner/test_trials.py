@@ -205,7 +205,7 @@ def test_an_open_pair_is_asked_about_with_time_and_cost(make_lab: Callable[..., 
     assert (change.target, change.before, change.after) == (TRAIN, SHARE, pytest.approx(0.1))
     assert trial.victim == CHAT
     assert (trial.block_seconds, trial.every_seconds) == (240.0, 720.0)
-    assert trial.pairs >= 12
+    assert trial.pairs >= 16
     assert trial.expected_seconds == pytest.approx(trial.pairs * 720.0, rel=0.1)
     assert trial.lost_sm_seconds == pytest.approx(trial.pairs * 240.0 * 0.3, rel=0.05)
     assert trial.lost_ratio == pytest.approx(0.25, abs=0.03)
