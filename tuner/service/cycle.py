@@ -291,7 +291,7 @@ class Tuner:
         """Move running probes on; what one of them showed is for the next analysis, which comes at once."""
         steps = self._trials.step(sight, partial(self._may_throttle, sight))
         if steps:
-            self._analysed_at = None
+            self._analysed_at, self._candidates = None, ()
         return steps
 
     def _may_throttle(self, sight: Sight, group: Group, fresh: BackendState) -> str | None:
