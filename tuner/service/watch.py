@@ -19,11 +19,12 @@ from collector.protocols import Store
 from collector.schema import NOBODY
 from collector.window import Window
 from tuner.edge import read_backend
-from tuner.model import Backend, BackendState, Target, TargetState
-from tuner.planner import CardView, PlannerInput, QueueView, SliceView
-from tuner.planner.views import MEMORY_KNOB, QUEUE_KNOB, SHARE_KNOB
+from tuner.model import Backend, BackendState, Target
+from tuner.planner import PlannerInput, SliceView
+from tuner.planner.views import MEMORY_KNOB, SHARE_KNOB
 from tuner.service.claims import Claims, claims_of
 from tuner.service.demand import DemandHistory, ResponseCurves, UnitCosts
+from tuner.service.held import age_of_inputs, beside_others, capacity_of, card_of, card_view, queue_views
 from tuner.service.live import Holding, holdings_of, in_steps, read_live, with_quotas_carried
 from tuner.service.promises import PROMISE_FACTS, is_protected, objective_share, promises_of
 from tuner.settings import TunerSettings
@@ -42,7 +43,6 @@ _HEALTH_WINDOW = timedelta(hours=24)
 _HEALTH_EVERY = timedelta(minutes=5)
 _HEALTH_LATE = timedelta(hours=1)  # events may be stored so long after they happened
 _PROMISES_EVERY = timedelta(minutes=15)
-_FOREVER = 1e6  # seconds
 _SICK_CODES = ("xid", "card_lost")
 _SICK_SEVERITIES = ("error", "critical")
 
@@ -117,7 +117,7 @@ class Watch:
 
         The past is judged by the quotas that its own rows tell, each until a row tells another.
         """
-        side_by_side = _side_by_side(read_backend(self._backend))
+        side_by_side = beside_others(read_backend(self._backend))
         start = max(now - length, now - _HISTORY)
         while start < now:
             end = min(start + _WARM_PIECE, now)
@@ -136,7 +136,7 @@ class Watch:
         window = Window(now - _RECENT, now + timedelta(milliseconds=1))
         rows, cards = read_live(self._store, window)
         granted = {t: s.effective[SHARE_KNOB] for t, s in state.targets.items() if SHARE_KNOB in s.effective}
-        holdings = holdings_of(rows, cards, granted=granted, side_by_side=_side_by_side(state))
+        holdings = holdings_of(rows, cards, granted=granted, side_by_side=beside_others(state))
         seen, promises = self._learn(holdings, window)
         self._refresh_forecast(now)
         views = _views(state, seen, promises, self, claims_of(findings, self._settings.reserve_quantile))
@@ -144,16 +144,16 @@ class Watch:
         for view in views:
             grouped[view.target.cluster, view.target.node, view.target.gpu].append(view)
         health = self._health(state, now)
-        capacity = _capacity(state)
-        card_views = tuple(_card(key, slices, state, capacity, health) for key, slices in sorted(grouped.items()))
-        as_of = now - timedelta(seconds=_age_of_inputs(views, self._settings.max_age_seconds))
+        capacity = capacity_of(state)
+        card_views = tuple(card_view(key, slices, state, capacity, health) for key, slices in sorted(grouped.items()))
+        as_of = now - timedelta(seconds=age_of_inputs(views, self._settings.max_age_seconds))
         used = [s.used for s in seen.values() if not math.isnan(s.used)]
         return Sight(
             planner=PlannerInput(
                 now=now,
                 as_of=as_of,
                 cards=card_views,
-                queues=_queues(state),
+                queues=queue_views(state),
                 knobs=tuple(self._backend.knobs()),
                 simulated=self._simulated,
                 interval_seconds=self._interval_seconds,
@@ -278,34 +278,13 @@ class Watch:
         against: dict[Target, set[str]] = defaultdict(set)
         for card, message in self._sick:
             against[card].add(message)
-        cards_held = {_card_of(t) for t in state.targets if t.kind in {"slice", "card"}}
+        cards_held = {card_of(t) for t in state.targets if t.kind in {"slice", "card"}}
         return {card: tuple(sorted(against.get(card, ()))) for card in cards_held}
-
-
-def _side_by_side(state: BackendState) -> set[Target]:
-    return {t for t, s in state.targets.items() if s.facts.get("kind") == "mps"}
 
 
 def series_of(owner: Owner) -> str:
     """Return the name under which a workload's history is kept (mean over its slices)."""
     return "/".join(owner)
-
-
-def _age_of_inputs(views: Sequence[SliceView], most: float) -> float:
-    """Return the age of the oldest input, in seconds.
-
-    A slice that went silent has no coverage, and only what touches it is held; when half of them are silent it is the
-    source that is stale, and everything is held.
-    """
-    ages = [min(v.age_seconds, _FOREVER) for v in views]
-    fresh = [age for age in ages if age <= most]
-    if len(fresh) * 2 <= len(ages):
-        return max(ages, default=_FOREVER)
-    return max(fresh)
-
-
-def _card_of(target: Target) -> Target:
-    return Target("card", target.cluster, target.node, target.gpu)
 
 
 def _views(
@@ -356,67 +335,3 @@ def _views(
             )
         )
     return views
-
-
-def _card(
-    key: tuple[str, str, str],
-    slices: Sequence[SliceView],
-    state: BackendState,
-    capacity: Mapping[Target, Mapping[str, float]],
-    health: Mapping[Target, tuple[str, ...]],
-) -> CardView:
-    target = Target("card", *key)
-    kinds = {s.kind for s in slices}
-    return CardView(
-        *key,
-        sharing=kinds.pop() if len(kinds) == 1 else "mixed",
-        memory_bytes=capacity.get(target, {}).get(MEMORY_KNOB, math.nan),
-        slices=tuple(slices),
-        healthy=health.get(target, ("not seen",)) == (),
-        open_share=_open_share(state.targets.get(target)),
-    )
-
-
-def _open_share(held: TargetState | None) -> float:
-    """Return what the card's `open_share` fact says.
-
-    A backend whose layer admits only what is not granted has no such fact: what is granted is then all that anybody
-    may take. One that lets work in beside its grants must tell it.
-    """
-    return 0.0 if held is None or "open_share" not in held.facts else _number(held, "open_share")
-
-
-def _queues(state: BackendState) -> tuple[QueueView, ...]:
-    return tuple(
-        QueueView(
-            target=target,
-            tenant=held.facts.get("tenant", ""),
-            quota=held.values[QUEUE_KNOB],
-            allocated=_number(held, "allocated_gpu_count"),
-            pending=_number(held, "pending_gpu_count"),
-            free=_number(held, "free_gpu_count"),
-            capacity=_number(held, "capacity_gpu_count"),
-        )
-        for target, held in sorted(state.targets.items())
-        if target.kind == "queue" and QUEUE_KNOB in held.values
-    )
-
-
-def _number(held: TargetState, name: str) -> float:
-    try:
-        return float(held.facts[name])
-    except (KeyError, ValueError):
-        return math.nan
-
-
-def _capacity(state: BackendState) -> dict[Target, dict[str, float]]:
-    """Return what quotas may sum to: a card's compute is 1, its memory what the backend says; a pool's cards."""
-    capacity: dict[Target, dict[str, float]] = {}
-    for target, held in state.targets.items():
-        if target.kind == "slice":
-            limits = capacity.setdefault(_card_of(target), {SHARE_KNOB: 1.0})
-            limits[MEMORY_KNOB] = _number(held, "card_memory_bytes")
-        elif target.kind == "queue":
-            pool = Target("queue", target.cluster, name=target.name.partition("/")[0])
-            capacity.setdefault(pool, {})[QUEUE_KNOB] = _number(held, "capacity_gpu_count")
-    return capacity
