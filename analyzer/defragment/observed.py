@@ -30,6 +30,7 @@ _CURRENT_INTERVALS = 3
 _MIB = 1 << 20
 _LOW = 0.05  # quantile of a card's power: about what it draws when it does nothing
 _SHARING = ("mps", "timeslice", "vgpu")
+ANY = "any"  # way of sharing of cards of which it is not told
 _UNHEALTHY = ("TT601", "TT602", "TT604")
 _APART = ("TT101", "TT111")
 PLACEMENT_COLUMNS = [
@@ -354,7 +355,7 @@ def shape_of(wish: Wish, groups: Iterable[tuple[str, str, str]]) -> Shape | None
     types = set()
     for _, _, type_ in groups:
         model, kind = type_.rsplit("/", 1)
-        suits = kind == "mig" if wish.profile else kind != "mig" and (wish.share >= 1 or kind in _SHARING)
+        suits = kind == "mig" if wish.profile else kind != "mig" and (wish.share >= 1 or kind in (*_SHARING, ANY))
         if suits and type_allows(wish, model):
             types.add(type_)
     if not types:

@@ -32,7 +32,7 @@ from dashboard.cli.context import (
     opened_rows,
     opened_state,
 )
-from dashboard.cli.moves import BINDING, plan_options, show_plan
+from dashboard.cli.moves import BINDING, plan_options, plan_snapshot, show_plan
 from dashboard.cli.output import note, print_json, print_table, say, say_origin
 from dashboard.cli.snapshot import print_snapshot
 from dashboard.views.names import CardNames, card_names, named
@@ -151,6 +151,9 @@ def analyze(
     if snapshot:
         if family is not Family.FRAGMENTATION or rows:
             raise ConfigurationError("expected `analyze fragmentation --snapshot FILE`, without --rows")
+        if options is not None:
+            plan_snapshot(snapshot, options, context.settings.analyze, json=json)
+            return
         found = print_snapshot(snapshot, context.clock.now() if now is None else parse_instant(now), json=json)
         _fail(found.findings, fail_on)
         return

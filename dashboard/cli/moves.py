@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from analyzer.defragment.of_snapshot import observe_snapshot
 from analyzer.demand import Wish
 from analyzer.findings import SCHEMA_VERSION
 from analyzer.settings import AnalyzeSettings
 from collector.errors import ConfigurationError
 from collector.protocols import StoreReader
 from dashboard.cli.output import note, print_json, print_table, say, say_origin
+from dashboard.cli.snapshot import read_snapshots
 from dashboard.views.moves import costs, result, step_text, where
 from dashboard.views.names import CardNames, card_names
 from dashboard.views.text import plural
@@ -72,6 +76,16 @@ def show_plan(
         print_json({"schema_version": SCHEMA_VERSION, "simulated": analysis.simulated, "plan": plan.to_json()})
     else:
         print_plan(plan, card_names(analysis.facts), simulated=analysis.simulated)
+
+
+def plan_snapshot(paths: Sequence[Path], options: PlanOptions, settings: AnalyzeSettings, *, json: bool) -> None:
+    """Make a plan for a cluster's snapshot and print it; nobody's promises are told there: all pods may move."""
+    observed = observe_snapshot(read_snapshots(paths), settings.move_minutes)
+    plan = plan_moves(observed, options.objective, request=options.request, moves=options.moves)
+    if json:
+        print_json({"schema_version": SCHEMA_VERSION, "simulated": False, "plan": plan.to_json()})
+    else:
+        print_plan(plan, {}, simulated=False)
 
 
 def print_plan(plan: MovesPlan, names: CardNames, *, simulated: bool) -> None:

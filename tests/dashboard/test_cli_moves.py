@@ -68,3 +68,15 @@ def test_words() -> None:
     assert result(room) == "1 move, and it fits; no plan needs fewer"
     assert result(replace(room, steps=())) == "it fits now, without a move"
     assert plan_options(None, None, None, fragmentation=False) is None
+
+
+def test_a_plan_over_a_snapshot(tmp_path: Path, trimtab: Callable[..., Ran]) -> None:
+    path = tmp_path / "cluster.json"
+    pods = [{"name": name, "node": "n", "share": 0.3, "card_numbers": [card]} for card, name in enumerate("ab")]
+    path.write_text(json.dumps({"nodes": [{"name": "n", "cards": 2}], "pods": [*pods, {"name": "big"}]}))
+    ran = trimtab("analyze", "fragmentation", "--snapshot", str(path), "--plan", "demand", "--json")
+    assert ran.code == 0, ran.err
+    plan = json.loads(ran.out)["plan"]
+    assert (plan["before"], plan["placed"], len(plan["steps"])) == (0.0, 1.0, 1)
+    shown = trimtab("analyze", "fragmentation", "--snapshot", str(path), "--plan", "room", "--for", "0.6")
+    assert "it fits now, without a move" in shown.out

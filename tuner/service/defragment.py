@@ -344,19 +344,25 @@ def _changes(fleet: Fleet, moves: Sequence[Move], placements: Sequence[tuple[Pla
     touched = {card for move in moves for card in (*fleet.pods[move.pod].cards, *move.cards)}
     if moves:  # a plan without moves changes nothing on the cards
         touched |= {card for placed, _ in placements for card in placed.cards}
+    before: dict[int, list[int]] = {card: [] for card in touched}
+    then: dict[int, list[int]] = {card: [] for card in touched}
+    for number, pod in enumerate(fleet.pods):
+        for card in touched.intersection(pod.cards):
+            before[card].append(number)
+        for card in touched.intersection(after[number][0] if number in after else pod.cards):
+            then[card].append(number)
     for card in sorted(touched, key=lambda c: (fleet.nodes[fleet.cards[c].node].name, fleet.cards[c].name)):
         old: list[tuple[int, Share]] = []
         new: list[tuple[int, Share]] = []
-        for number, pod in enumerate(fleet.pods):
-            cards, start, share = after.get(number, (pod.cards, pod.start, 0))
-            stays = Role.PROTECTED if pod.fixed else Role.STAYS
-            moved = number in after
-            if card in pod.cards:
-                size = _size(fleet.cards[card], pod.shape.profile, pod.shape.share)
-                old.append((pod.start, Share(pod.workload or pod.name, size, Role.LEAVES if moved else stays)))
-            if card in cards:
+        for numbers, found, role in ((before[card], old, Role.LEAVES), (then[card], new, Role.COMES)):
+            for number in numbers:
+                pod = fleet.pods[number]
+                start, share = pod.start, 0
+                if number in after and role is Role.COMES:
+                    _, start, share = after[number]
                 size = _size(fleet.cards[card], pod.shape.profile, share or pod.shape.share)
-                new.append((start, Share(pod.workload or pod.name, size, Role.COMES if moved else stays)))
+                stays = Role.PROTECTED if pod.fixed else Role.STAYS
+                found.append((start, Share(pod.workload or pod.name, size, role if number in after else stays)))
         for placed, request in placements:
             if card in placed.cards:
                 size = _size(fleet.cards[card], request.shape.profile, request.shape.share)
