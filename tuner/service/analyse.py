@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from inspect import signature
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Required, TypedDict, TypeVar, Unpack
 
 import numpy as np
 import pandas as pd
@@ -199,50 +199,42 @@ def measure_node(partition: Partition, detectors: Mapping[str, Detector]) -> Nod
     )
 
 
-def find(
-    store: StoreReader,
-    window: Window,
-    *,
-    interval_seconds: float,
-    settings: AnalyzeSettings,
-    detectors: Mapping[str, Detector],
-    declarations: Sequence[WorkloadDeclaration] = (),
-    forecasts: pd.DataFrame | None = None,
-    map_nodes: MapNodes = map,
-) -> tuple[Finding, ...]:
-    """Return the findings alone, worst first: what a tuner rests its plans on. Arguments as of `run_analysis`."""
-    context = _context(store, window, interval_seconds, declarations, forecasts)
-    read = partitions(store, window, interval_seconds, settings)
-    nodes = list(map_nodes(partial(measure_detectors, detectors=detectors), read))
+class Options(TypedDict, total=False):
+    """How a window is analysed.
+
+    interval_seconds: grid of the rows.
+    settings: thresholds, selection of codes.
+    detectors: by name.
+    declarations: the `[[workload]]` tables; absent: none.
+    forecasts: as `Forecaster.forecast` returns them; detectors that need them say what they lack.
+    map_nodes: how nodes are spread: a loop (absent), a process pool's map, Dask's map; the answer is the same.
+    """
+
+    interval_seconds: Required[float]
+    settings: Required[AnalyzeSettings]
+    detectors: Required[Mapping[str, Detector]]
+    declarations: Sequence[WorkloadDeclaration]
+    forecasts: pd.DataFrame | None
+    map_nodes: MapNodes
+
+
+def find(store: StoreReader, window: Window, **options: Unpack[Options]) -> tuple[Finding, ...]:
+    """Return the findings of a window alone, worst first: what a tuner rests its plans on."""
+    context = _context(store, window, options)
+    detectors, settings = options["detectors"], options["settings"]
+    read = partitions(store, window, options["interval_seconds"], settings)
+    spread = options.get("map_nodes", map)
+    nodes = list(spread(partial(measure_detectors, detectors=detectors), read))
     return _findings(_conclude(nodes, detectors, context), settings)
 
 
-def run_analysis(
-    store: StoreReader,
-    window: Window,
-    *,
-    interval_seconds: float,
-    settings: AnalyzeSettings,
-    detectors: Mapping[str, Detector],
-    declarations: Sequence[WorkloadDeclaration] = (),
-    forecasts: pd.DataFrame | None = None,
-    map_nodes: MapNodes = map,
-) -> Analysis:
-    """Analyse a window.
-
-    Args:
-        store: where rows and facts come from.
-        window: what is looked at.
-        interval_seconds: grid of the rows.
-        settings: thresholds, selection of codes.
-        detectors: by name.
-        declarations: the `[[workload]]` tables.
-        forecasts: as `Forecaster.forecast` returns them; detectors that need them say what they lack.
-        map_nodes: how nodes are spread: a loop, a process pool's map, Dask's map; the answer is the same.
-    """
-    context = _context(store, window, interval_seconds, declarations, forecasts)
+def run_analysis(store: StoreReader, window: Window, **options: Unpack[Options]) -> Analysis:
+    """Analyse a window: findings, ledger, accounts, who waits, what is free, and what could not be judged."""
+    context = _context(store, window, options)
+    detectors, settings = options["detectors"], options["settings"]
+    interval_seconds = options["interval_seconds"]
     read = partitions(store, window, interval_seconds, settings)
-    nodes = list(map_nodes(partial(measure_node, detectors=detectors), read))
+    nodes = list(options.get("map_nodes", map)(partial(measure_node, detectors=detectors), read))
     conclusions = _conclude([n.measures for n in nodes], detectors, context)
     withheld = [w for c in conclusions for w in c.withheld if _wanted(w.code, settings)]
     findings = _findings(conclusions, settings)
@@ -267,22 +259,17 @@ def run_analysis(
     )
 
 
-def _context(
-    store: StoreReader,
-    window: Window,
-    interval_seconds: float,
-    declarations: Sequence[WorkloadDeclaration],
-    forecasts: pd.DataFrame | None,
-) -> Context:
+def _context(store: StoreReader, window: Window, options: Options) -> Context:
     facts = store.facts(window)
     holders = store.read("slice", window, fields=["busy_ratio"], by=OWNER, aggregate="count")
+    forecasts = options.get("forecasts")
     return Context(
         window=window,
-        interval_seconds=interval_seconds,
+        interval_seconds=options["interval_seconds"],
         facts=facts,
         queues=store.read("queue", window),
         forecasts=pd.DataFrame() if forecasts is None else forecasts,
-        declarations=resolve_promises(facts, holders, declarations),
+        declarations=resolve_promises(facts, holders, options.get("declarations", ())),
         simulated=says_simulated(facts),
     )
 
