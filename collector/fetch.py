@@ -12,18 +12,16 @@ from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from pathlib import Path
-from urllib.parse import SplitResult, urljoin, urlsplit
+from urllib.parse import urljoin, urlsplit
 
 from collector.errors import ConfigurationError, UnreachableError
-from collector.http import login_of, without_login
+from collector.http import MAX_REDIRECTS, REDIRECTS, leads_away, login_of, without_login
 from collector.masking import mask_address
 from collector.settings import Credentials, SourceSettings, TargetSettings
 from collector.wire import Answer, Connection, Limits
 
 _MAX_BYTES = 256 * 2**20
 _PIECE_BYTES = 2**20
-_MAX_REDIRECTS = 5
-_REDIRECTS = (301, 302, 303, 307, 308)
 _ACCEPT = "text/plain;version=0.0.4, application/openmetrics-text;version=1.0.0;q=0.5"
 
 
@@ -93,21 +91,21 @@ class HttpFetch:
         if login := login or login_of(known)():
             headers["Authorization"] = login
         answer = self._ask_again(target.url, url, headers, credentials, limits)
-        for _ in range(_MAX_REDIRECTS):
+        for _ in range(MAX_REDIRECTS):
             location = answer.header("location")
-            if location is None or answer.status not in _REDIRECTS:
+            if location is None or answer.status not in REDIRECTS:
                 break
             answer.close()
             self.forget(target.url)
             following = without_login(urljoin(url, location))[0]
-            if _leaves(urlsplit(url), urlsplit(following)):
+            if leads_away(url, following):
                 headers.pop("Authorization", None)
                 credentials = None
             url = following
             answer = _ask(_connect(url, credentials), url, headers, limits)
-        if answer.status in _REDIRECTS:
+        if answer.status in REDIRECTS:
             place = mask_address(target.url)
-            raise UnreachableError(f"{place}: expected an answer, got more than {_MAX_REDIRECTS} redirects")
+            raise UnreachableError(f"{place}: expected an answer, got more than {MAX_REDIRECTS} redirects")
         if answer.status != 200:
             raise UnreachableError(f"{mask_address(target.url)}: expected HTTP 200, got {answer.status}")
         skew = _skew_seconds(answer.header("date"))
@@ -171,11 +169,6 @@ def _tls(ca_file: Path | None, cert_file: Path | None, key_file: Path | None) ->
         reason = error.strerror or type(error).__name__
         raise ConfigurationError(f"{files}: expected certificates (PEM) that can be read, got: {reason}") from error
     return context
-
-
-def _leaves(before: SplitResult, after: SplitResult) -> bool:
-    """Say whether a redirect leads to another server, or away from TLS."""
-    return (before.scheme, before.hostname, before.port) != (after.scheme, after.hostname, after.port)
 
 
 def _read(answer: Answer, target: TargetSettings) -> bytes | bytearray:

@@ -30,9 +30,15 @@ from collector.settings import Credentials, SourceSettings
 
 CONNECTIONS = 16
 _PIECE_BYTES = 2**16
-_MAX_REDIRECTS = 5
-_REDIRECTS = (301, 302, 303, 307, 308)
+MAX_REDIRECTS = 5
+REDIRECTS = (301, 302, 303, 307, 308)
 _TOKEN = re.compile(r"[\x21-\x7e]+")
+
+
+def leads_away(before: str, after: str) -> bool:
+    """Say whether a redirect leads to another server, or to another way of speaking: it takes no credentials along."""
+    one, other = urlsplit(before), urlsplit(after)
+    return (one.scheme, one.hostname, one.port) != (other.scheme, other.hostname, other.port)
 
 
 class TooLargeError(requests.RequestException):
@@ -105,7 +111,7 @@ class HttpSession(requests.Session):
         except ConfigurationError as error:  # the file is gone since the start
             raise UnreachableError(str(error)) from error
         certificate = self._certificate
-        for _ in range(_MAX_REDIRECTS + 1):
+        for _ in range(MAX_REDIRECTS + 1):
             answer = super().request(
                 method,
                 url,
@@ -118,16 +124,16 @@ class HttpSession(requests.Session):
             )
             _left(deadline)
             location = answer.headers.get("Location")
-            if location is None or answer.status_code not in _REDIRECTS:
+            if location is None or answer.status_code not in REDIRECTS:
                 return answer
             if method != "GET" and answer.status_code == 303:
                 return answer  # it asks for another page instead of taking what was sent
             answer.close()
             following = urljoin(url, location)
-            if self.should_strip_auth(url, following):  # type: ignore[no-untyped-call]  # the library has no type
+            if leads_away(url, following):
                 login, certificate = "", None
             url, sent["params"] = without_login(following)[0], None
-        raise requests.TooManyRedirects(f"more than {_MAX_REDIRECTS} redirects")
+        raise requests.TooManyRedirects(f"more than {MAX_REDIRECTS} redirects")
 
 
 class _Authorization(requests.auth.AuthBase):
