@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from enum import StrEnum
 
 import numpy as np
 
@@ -46,19 +47,34 @@ def partial_r2(outcome: Floats, candidates: Mapping[str, Floats]) -> dict[str, f
     return result
 
 
-def name_channel(shares: Mapping[str, float], *, mig: bool, floor: float) -> tuple[str, str]:
+class Walls(StrEnum):
+    """What stands between two slices."""
+
+    NONE = "none"
+    MIG = "MIG"
+    CARDS = "cards"
+
+    @classmethod
+    def of(cls, victim_kind: str, suspect_kind: str, *, across: bool) -> Walls:
+        """Say what stands between slices of these kinds, on one card or `across` two."""
+        if across:
+            return cls.CARDS
+        return cls.MIG if victim_kind == suspect_kind == "mig" else cls.NONE
+
+
+def name_channel(shares: Mapping[str, float], *, walls: Walls, floor: float) -> tuple[str, str]:
     """Return the channel with the largest share, and how it was found: `measured`, `excluded` or empty.
 
-    Under MIG only the channels that its walls leave open count, above `floor`. Where neither PCIe nor NVLink is counted
-    (exporters give neither for cut cards) the fabric is what remains when all else is excluded.
+    Behind walls only the channels that they leave open count, above `floor`. Where neither PCIe nor NVLink is counted
+    (exporters give neither for cut cards) the fabric is what remains when all else on the card is excluded.
 
     Args:
         shares: result of `partial_r2`.
-        mig: the two live in different MIG instances.
+        walls: what stands between the two.
         floor: smallest share that is not noise.
     """
-    allowed = {name: share for name, share in shares.items() if not mig or name in SHARED_UNDER_MIG}
+    allowed = {name: share for name, share in shares.items() if walls is Walls.NONE or name in SHARED_UNDER_MIG}
     best = max(sorted(allowed), key=lambda name: allowed[name], default="")
-    if best and allowed[best] > (floor if mig else 0.0):
+    if best and allowed[best] > (0.0 if walls is Walls.NONE else floor):
         return best, "measured"
-    return ("pcie", "excluded") if mig and not {"pcie", "nvlink"} & set(shares) else ("", "")
+    return ("pcie", "excluded") if walls is Walls.MIG and not {"pcie", "nvlink"} & set(shares) else ("", "")

@@ -1,4 +1,4 @@
-"""TT101: one slice hurts another on the same card."""
+"""TT101 and TT102: one slice hurts another, on the same card or across the cards of a node."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 from threadpoolctl import threadpool_limits
 
+from analyzer.contention.across import NO_PRESSURE, measure_across
 from analyzer.contention.experiment import (
     PROBE_FDR,
     RISK,
@@ -23,7 +24,7 @@ from analyzer.contention.experiment import (
     judge_experiment,
     with_experiment,
 )
-from analyzer.contention.pairs import measure_card
+from analyzer.contention.pairs import Place, measure_card
 from analyzer.contention.record import THROTTLE, PairMeasure
 from analyzer.contention.series import cards
 from analyzer.contention.verdict import Judgement, benjamini_hochberg, describe, judge, risk
@@ -34,6 +35,7 @@ from analyzer.protocols import Conclusion, Context, Needs, Partition, Withheld
 from analyzer.settings import AnalyzeSettings
 
 CODE = "TT101"
+ACROSS = "TT102"
 _COLUMNS = [field.name for field in fields(PairMeasure)]
 _VALUES = attrgetter(*_COLUMNS)
 _TEXT = [field.name for field in fields(PairMeasure) if field.type == "str"]
@@ -62,6 +64,7 @@ _EVIDENCE = (
     "channel_shares",
     "channel_basis",
     "twins",
+    "pressure",
 )
 _ORDER = {Verdict.HOLDS: 0, Verdict.SUSPECTED: 1, Verdict.CANNOT_TELL: 2, Verdict.NO_EFFECT: 3}
 
@@ -75,12 +78,12 @@ class ContentionDetector:
     @property
     def codes(self) -> tuple[str, ...]:
         """Finding codes that it can give."""
-        return (CODE,)
+        return CODE, ACROSS
 
     @property
     def needs(self) -> Needs:
         """Nothing is needed in every case: each field has a stand-in, and a pair without any is counted by name."""
-        return {CODE: {"slice": ()}}
+        return {CODE: {"slice": ()}, ACROSS: {"slice": ()}}
 
     def measure(self, partition: Partition) -> pd.DataFrame:
         """Measure every directed pair of holders that share a card of this node: one row a pair (`PairMeasure`)."""
@@ -99,6 +102,15 @@ class ContentionDetector:
                     close=self._settings.fdr,
                     elsewhere=tuple(other for other in node_cards if other is not card),
                 )
+            place = Place(
+                partition.cluster,
+                partition.node,
+                partition.interval_seconds,
+                self._settings.coverage_floor,
+                self._settings.fdr,
+                (),
+            )
+            rows += measure_across(node_cards, place)
         rows = [
             row if row.untested or _alike(row, windows, partition.interval_seconds) else _unlike(row) for row in rows
         ]
@@ -111,14 +123,19 @@ class ContentionDetector:
         tried out by a probe lately is judged by that.
         """
         pairs = [_pair(row) for row in measures.to_dict("records")]
-        pairs.sort(key=lambda pair: (pair.cluster, pair.node, pair.gpu, pair.victim, pair.suspect))
+        pairs.sort(key=lambda pair: (pair.cluster, pair.node, pair.gpu, pair.victim, pair.suspect_gpu, pair.suspect))
         quality = benjamini_hochberg([pair.p for pair in pairs])
         tried = experiments(context.facts, context.window.end)
         floor = self._settings.contention_effect_floor
         findings: list[Finding] = []
         withheld: list[Withheld] = []
         for pair, q in zip(pairs, quality, strict=True):
-            experiment = tried.get(_key(pair))
+            if pair.untested == NO_PRESSURE:
+                withheld.append(
+                    Withheld(ACROSS, pair.cluster, pair.node, pair.gpu, pair.victim, NO_PRESSURE, applicable=False)
+                )
+                continue
+            experiment = None if pair.suspect_gpu else tried.get(_key(pair))
             shown = None
             if experiment is not None:
                 shown = judge_experiment(experiment, fdr=PROBE_FDR, effect_floor=floor, watched=pair.effect)
@@ -127,7 +144,7 @@ class ContentionDetector:
                 continue
             if pair.untested and THROTTLE not in pair.needs:
                 reason = f"{pair.suspect} against it: {pair.untested}; needs {pair.needs}"
-                withheld.append(Withheld(CODE, pair.cluster, pair.node, pair.gpu, pair.victim, reason))
+                withheld.append(Withheld(_code(pair), pair.cluster, pair.node, pair.gpu, pair.victim, reason))
                 continue
             judgement = judge(
                 pair,
@@ -145,13 +162,13 @@ class ContentionDetector:
 def _alike(pair: PairMeasure, windows: Mapping[Key, SampleWindows], interval_seconds: float) -> bool:
     """Say whether cost and activity are told over like windows; a holder of a whole card has the card's."""
 
-    def seconds(part: str, kind: str, field: str) -> float:
-        told = windows.get((pair.cluster, pair.node, pair.gpu, "" if kind == "whole" else part))
+    def seconds(gpu: str, part: str, kind: str, field: str) -> float:
+        told = windows.get((pair.cluster, pair.node, gpu, "" if kind == "whole" else part))
         return math.nan if told is None else told.seconds(field, interval_seconds)
 
     cost = pair.cost.split(" ")[0]  # `sm_active_ratio per requests` is as long a mean as its activity
-    one = seconds(pair.victim, pair.victim_kind, cost)
-    return alike(one, seconds(pair.suspect, pair.suspect_kind, pair.activity))
+    one = seconds(pair.gpu, pair.victim, pair.victim_kind, cost)
+    return alike(one, seconds(pair.suspect_gpu or pair.gpu, pair.suspect, pair.suspect_kind, pair.activity))
 
 
 def _unlike(pair: PairMeasure) -> PairMeasure:
@@ -164,6 +181,10 @@ def _pair(row: dict[Hashable, Any]) -> PairMeasure:
     for name in _TEXT:
         values[name] = values[name] if isinstance(values[name], str) else ""
     return PairMeasure(**values)
+
+
+def _code(pair: PairMeasure) -> str:
+    return ACROSS if pair.suspect_gpu else CODE
 
 
 def _key(pair: PairMeasure) -> PairKey:
@@ -194,13 +215,19 @@ def _finding(pair: PairMeasure, q: float, judgement: Judgement, context: Context
             Role.VICTIM, pair.cluster, pair.node, pair.gpu, pair.victim, pair.victim_workload, pair.victim_tenant
         ),
         SubjectRef(
-            Role.SUSPECT, pair.cluster, pair.node, pair.gpu, pair.suspect, pair.suspect_workload, pair.suspect_tenant
+            Role.SUSPECT,
+            pair.cluster,
+            pair.node,
+            pair.suspect_gpu or pair.gpu,
+            pair.suspect,
+            pair.suspect_workload,
+            pair.suspect_tenant,
         ),
     )
     evidence = {name: getattr(pair, name) for name in _EVIDENCE} | {"reason": judgement.reason}
     measured = math.isfinite(pair.effect)
     return make_finding(
-        CODE,
+        _code(pair),
         judgement.verdict,
         subjects,
         context.window,

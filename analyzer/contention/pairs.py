@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 from scipy import fft
 
-from analyzer.contention.channel import PIPE_CHANNELS, name_channel, partial_r2
+from analyzer.contention.channel import PIPE_CHANNELS, Walls, name_channel, partial_r2
 from analyzer.contention.controls import ewma
 from analyzer.contention.design import Design, twins_of
 from analyzer.contention.direction import TWO_STATES, direction, shifted, two_states
+from analyzer.contention.meeting import THIN, Meeting
 from analyzer.contention.record import THROTTLE, PairMeasure
 from analyzer.contention.series import (
     MIN_SAMPLES,
@@ -32,10 +33,7 @@ from analyzer.contention.vetoes import Rival, dominant_rival, episodes, influenc
 from analyzer.contention.whiten import MANY_GAPS, ORDER, fit_ar, rank_normal, whiten, whiten_gaps
 
 _IDLE = 0.1  # of its usual peak: below it a victim without a sample was simply not working
-_MIN_SWING = 0.02
 _MIN_FREEDOM = 10
-_MIN_RELATIVE_SWING = 0.1
-_THIN = 0.5  # of the coverage floor: below it nothing is tested, between the two nothing holds
 _KEPT_SWING = 0.5  # of the required swing must be left after the controls
 _OWN_EPISODES = 6
 _HOUR_SECONDS = 3_600.0
@@ -47,13 +45,24 @@ _SPANS = (1, 3, 8)  # of the suspect's shapes, in samples
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Across:
+    """Where a suspect on another card stands: its card, and the channels that are full."""
+
+    card: Card
+    channels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What all pairs of a node share: where it is, how its samples lie, and from where on a pair is tested."""
+
     cluster: str
     node: str
     interval_seconds: float
     coverage_floor: float
     close: float
     elsewhere: tuple[Card, ...]
+    across: Mapping[str, Across] = field(default_factory=dict)  # suspects on other cards, by lane
 
 
 def measure_card(
@@ -77,27 +86,30 @@ def measure_card(
         close: p up to which a pair is looked at closely.
         elsewhere: the node's other cards: replicas there tell what slows a workload without the suspect.
     """
-    place = _Place(cluster, node, interval_seconds, coverage_floor, close, elsewhere)
+    place = Place(cluster, node, interval_seconds, coverage_floor, close, elsewhere)
     result = []
     for victim in card.lanes:
-        suspects = [lane for lane in card.lanes if lane is not victim and _met(victim, lane)]
+        suspects = [lane for lane in card.lanes if lane is not victim and met(victim, lane)]
         if suspects:
-            result += _measure_victim(card, victim, suspects, place)
+            result += measure_victim(card, victim, suspects, place)
     return result
 
 
-def _met(left: Lane, right: Lane) -> bool:
+def met(left: Lane, right: Lane) -> bool:
     """Say whether two lanes were ever on the card at the same time; if not, they are no pair."""
     return any(a[0] <= b[1] and b[0] <= a[1] for a in left.lives for b in right.lives)
 
 
-def _measure_victim(card: Card, victim: Lane, suspects: list[Lane], place: _Place) -> list[PairMeasure]:
+def measure_victim(
+    card: Card, victim: Lane, suspects: list[Lane], place: Place, beside: Sequence[Lane] = ()
+) -> list[PairMeasure]:
+    """Measure one victim against its suspects; what the lanes `beside` do is taken out, and they are not suspected."""
     if victim.cost is None:
         reason = "the victim tells no time per unit of work"
-        needs = "step time, latency or request counts of the victim"
+        needs = "step time, latency, request counts or pipe activity of the victim"
         return [PairMeasure(**_names(card, victim, s, place), untested=reason, needs=needs) for s in suspects]
     coverage = _coverage(victim, victim.cost)
-    if coverage < _THIN * place.coverage_floor:
+    if coverage < THIN * place.coverage_floor:
         reason = f"only {coverage:.0%} of the victim's samples are there"
         return [
             PairMeasure(
@@ -105,66 +117,11 @@ def _measure_victim(card: Card, victim: Lane, suspects: list[Lane], place: _Plac
             )
             for s in suspects
         ]
+    lanes = [*suspects, *beside]
     design = Design.of(
-        card, victim, victim.cost, suspects, elsewhere=place.elsewhere, interval_seconds=place.interval_seconds
+        card, victim, victim.cost, lanes, elsewhere=place.elsewhere, interval_seconds=place.interval_seconds
     )
     return [_measure_pair(card, design, suspect, place, coverage) for suspect in suspects]
-
-
-@dataclass(frozen=True, slots=True)
-class _Meeting:
-    """Where victim and suspect met, and how far the suspect moved there."""
-
-    activity: Floats  # the suspect's, on the victim's stretch
-    known: Bools
-    coverage: float
-    overlap: int  # samples of the victim while the suspect was on the card
-    suspect_coverage: float
-    low: float
-    high: float
-    episodes: int
-
-    @classmethod
-    def of(cls, design: Design, suspect: Lane, values: Floats, victim_coverage: float) -> _Meeting:
-        activity = values[design.cut]
-        known = np.isfinite(activity)
-        alive = np.zeros(activity.size, dtype=bool)
-        for first, last in suspect.lives:
-            alive[max(first - design.cut.start, 0) : max(last + 1 - design.cut.start, 0)] = True
-        there = float(known[alive].mean()) if alive.any() else 0.0
-        seen = activity[known & design.rows]
-        low, high = swing_of(seen)
-        return cls(
-            activity=activity,
-            known=known,
-            coverage=min(victim_coverage, there),
-            overlap=int((alive & design.rows).sum()),
-            suspect_coverage=there,
-            low=low,
-            high=high,
-            episodes=episodes(seen),
-        )
-
-    @property
-    def swing(self) -> float:
-        return self.high - self.low
-
-    @property
-    def needed_swing(self) -> float:
-        return max(_MIN_SWING, _MIN_RELATIVE_SWING * self.high)
-
-    def objection(self, coverage_floor: float) -> tuple[str, str] | None:
-        """Say why this cannot be tested and what would help, or None."""
-        if self.overlap < MIN_SAMPLES:
-            return f"the two shared the card for {self.overlap} samples", "a longer time together"
-        if self.suspect_coverage < _THIN * coverage_floor:
-            return f"only {self.suspect_coverage:.0%} of the suspect's samples are there", "a source without gaps"
-        if self.high < _MIN_SWING:
-            return f"the suspect is idle (at most {self.high:.1%} of the card)", "a time in which the suspect works"
-        if self.swing < self.needed_swing:
-            reason = f"the suspect hardly varies (between {self.low:.0%} and {self.high:.0%} of the card)"
-            return reason, f"a time in which the suspect stops, or {THROTTLE}"
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +140,7 @@ class _Regression:
     pick: Indices
 
     @classmethod
-    def of(cls, design: Design, suspect: Lane, twins: list[Lane], meeting: _Meeting) -> _Regression:
+    def of(cls, design: Design, suspect: Lane, twins: list[Lane], meeting: Meeting) -> _Regression:
         pick, rows = design.others(suspect, twins)
         everywhere = np.ones(rows.size, dtype=bool)
 
@@ -227,13 +184,13 @@ class _Regression:
         return short_test(outcome, self.filtered, used, MAX_LAG if count >= _FEW_TO_FOLLOW else 0)
 
 
-def _measure_pair(card: Card, design: Design, suspect: Lane, place: _Place, victim_coverage: float) -> PairMeasure:
+def _measure_pair(card: Card, design: Design, suspect: Lane, place: Place, victim_coverage: float) -> PairMeasure:
     found = _names(card, design.victim, suspect, place)
     found |= {"cost": design.cost.name, "cost_trust": design.cost.trust}
     if suspect.activity is None:
         reason = "nothing tells the suspect's activity"
         return PairMeasure(**found, untested=reason, needs="activity of the suspect's slice")
-    meeting = _Meeting.of(design, suspect, suspect.activity.values, victim_coverage)
+    meeting = Meeting.of(design, suspect, suspect.activity.values, victim_coverage)
     found |= {
         "activity": suspect.activity.name,
         "activity_trust": suspect.activity.trust,
@@ -266,12 +223,13 @@ def _measure_pair(card: Card, design: Design, suspect: Lane, place: _Place, vict
         "twins": ", ".join(lane.name for lane in twins),
     }
     if test.p <= place.close:  # q is never below p: nobody asks for direction, influence, rival and channel else
-        mig = design.victim.kind == "mig" and suspect.kind == "mig"
-        found |= _look_closer(card, design, [suspect, *twins], meeting, regression=regression, test=test, mig=mig)
+        found |= _look_closer(
+            card, design, [suspect, *twins], meeting, regression=regression, test=test, across=place.across
+        )
     return PairMeasure(**found)
 
 
-def _no_trial(meeting: _Meeting, regression: _Regression, interval_seconds: float) -> tuple[str, str] | None:
+def _no_trial(meeting: Meeting, regression: _Regression, interval_seconds: float) -> tuple[str, str] | None:
     """Say why what is left of the suspect's activity is no series of trials, and what would help, or None."""
     low, high = swing_of(regression.shapes[0][meeting.known])
     if high - low < _KEPT_SWING * meeting.needed_swing:
@@ -296,17 +254,20 @@ def _look_closer(
     card: Card,
     design: Design,
     apart: list[Lane],
-    meeting: _Meeting,
+    meeting: Meeting,
     *,
     regression: _Regression,
     test: ShiftTest,
-    mig: bool,
+    across: Mapping[str, Across],
 ) -> dict[str, Any]:
     """Measure direction, influence, rival and channel of a pair that may be significant."""
     winner = shifted(regression.filtered[test.shape], test.lag)
-    shares = partial_r2(regression.ranked, _uses(card, design, apart[0], regression, test))
+    suspect = apart[0]
+    uses = _channels(card, suspect, across.get(suspect.slices[-1]))
+    shares = partial_r2(regression.ranked, _uses(uses, design, regression, test))
+    walls = Walls.of(design.victim.kind, suspect.kind, across=suspect.slices[-1] in across)
     # Three standard errors of a correlation, squared: a smaller share is noise.
-    channel, basis = name_channel(shares, mig=mig, floor=9.0 / float(regression.rows.sum()))
+    channel, basis = name_channel(shares, walls=walls, floor=9.0 / float(regression.rows.sum()))
     seen = direction(regression.outcome, regression.shapes[0], meeting.activity, regression.regress, test.lag)
     return {
         "influence_z": influence(regression.ranked, winner),
@@ -318,11 +279,18 @@ def _look_closer(
     }
 
 
-def _uses(card: Card, design: Design, suspect: Lane, regression: _Regression, test: ShiftTest) -> dict[str, Floats]:
-    """Return the suspect's use of each resource, filtered and lagged as the winning shape was."""
+def _channels(card: Card, suspect: Lane, across: Across | None) -> dict[str, Floats]:
+    """Return what the suspect uses of each resource: its own counters, and those of its card and node."""
+    if across is not None:
+        whole = {"pcie": across.card.pcie, "nvlink": across.card.nvlink, "host": across.card.host}
+        return {channel: whole[channel] for channel in across.channels}
     uses: dict[str, Floats] = {"sm": suspect.activity.values} if suspect.activity is not None else {}
     uses |= {channel: suspect.pipes[name] for name, channel in PIPE_CHANNELS.items() if name in suspect.pipes}
-    uses |= {"pcie": card.pcie, "nvlink": card.nvlink, "host": card.host, "clock": -card.clock}
+    return uses | {"pcie": card.pcie, "nvlink": card.nvlink, "host": card.host, "clock": -card.clock}
+
+
+def _uses(uses: Mapping[str, Floats], design: Design, regression: _Regression, test: ShiftTest) -> dict[str, Floats]:
+    """Filter and lag the suspect's use of each resource as the winning shape was."""
     result = {}
     for channel, whole in uses.items():
         values = whole[design.cut]
@@ -384,7 +352,7 @@ def _coverage(victim: Lane, cost: Signal) -> float:
     return float(present[expected].mean()) if expected.any() else 0.0
 
 
-def _names(card: Card, victim: Lane, suspect: Lane, place: _Place) -> dict[str, Any]:
+def _names(card: Card, victim: Lane, suspect: Lane, place: Place) -> dict[str, Any]:
     return {
         "cluster": place.cluster,
         "node": place.node,
@@ -397,5 +365,6 @@ def _names(card: Card, victim: Lane, suspect: Lane, place: _Place) -> dict[str, 
         "suspect_workload": suspect.workload,
         "victim_kind": victim.kind,
         "suspect_kind": suspect.kind,
+        "pressure": ", ".join(place.across[suspect.slices[-1]].channels) if place.across else "",
         "suspect_serves": "requests" if suspect.load is not None else "",
     }

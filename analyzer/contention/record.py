@@ -12,7 +12,8 @@ THROTTLE = "a short throttle of it"  # among the needs of a pair that only an ex
 class PairMeasure:
     """One directed pair. Numbers are NaN where they were not computed; `untested` says why p is.
 
-    `needs` is what would decide an untested pair. Effects are ratios at the suspect's full (2 to 98 %) swing.
+    `suspect_gpu` and `pressure` (the channels that are full) are told of pairs across cards alone (TT102). `needs` is
+    what would decide an untested pair. Effects are ratios at the suspect's full (2 to 98 %) swing.
     """
 
     cluster: str
@@ -20,6 +21,8 @@ class PairMeasure:
     gpu: str
     victim: str
     suspect: str
+    suspect_gpu: str = ""
+    pressure: str = ""
     victim_tenant: str = ""
     victim_workload: str = ""
     suspect_tenant: str = ""

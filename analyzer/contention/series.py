@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analyzer.contention.links import link_peaks
 from analyzer.protocols import Partition
 from collector.schema import NOBODY, UNKNOWN
 
@@ -23,11 +24,25 @@ Indices = NDArray[np.int64]
 
 MIN_SAMPLES = 24  # fewer leave no degrees of freedom beside the controls
 
+_PIPE_ACTIVITY = (
+    "tensor_active_ratio",
+    "fp16_active_ratio",
+    "fp32_active_ratio",
+    "fp64_active_ratio",
+    "dram_active_ratio",
+)
 _FULL = 0.99  # activity of a card from which on it counts as full
 _TRACE = 0.01  # unattributed activity below it is rounding
 _SELDOM = 0.02  # share of samples with more, below which there is nobody
 _ACTIVITY = (("sm_active_ratio", 1.0), ("engine_active_ratio", 0.85), ("busy_ratio", 0.7))
-_APPLICATION = ("step_seconds", "latency_p50_seconds", "requests_per_second", "tokens_per_second", "steps_count")
+_APPLICATION = (
+    "step_seconds",
+    "latency_p50_seconds",
+    "latency_p99_seconds",
+    "requests_per_second",
+    "tokens_per_second",
+    "steps_count",
+)
 _PIPES = ("dram_active_ratio", "tensor_active_ratio", "fp32_active_ratio", "fp16_active_ratio", "fp64_active_ratio")
 _SLICE_FIELDS = (*(name for name, _ in _ACTIVITY), *_APPLICATION, *_PIPES, "sm_quota_ratio")
 _GPU_FIELDS = (
@@ -98,6 +113,7 @@ class Card:
     unattributed: Floats  # activity of the card that no lane accounts for; NaN where unknown
     hidden: Bools  # the card is full: activity that no lane accounts for may be more than is seen
     host: Floats  # CPU use of the node
+    peaks: Mapping[str, float] = field(default_factory=dict)  # of its links, in bytes/s a direction; unknown: not there
 
 
 def grid_length(partition: Partition) -> int:
@@ -112,6 +128,7 @@ def cards(partition: Partition) -> list[Card]:
     device = _Rows.of(partition.gpu, ("gpu",), _GPU_FIELDS, partition, n)
     host_rows = _Rows.of(partition.node_rows, (), ("cpu_busy_ratio",), partition, n)
     host = next(iter(host_rows.fields.values()))["cpu_busy_ratio"] if host_rows.fields else np.full(n, np.nan)
+    peaks = link_peaks(partition)
     kinds = _facts(partition, "kind")
     replicas = _facts(partition, "replica")
     stints = _stints(rows)
@@ -135,12 +152,13 @@ def cards(partition: Partition) -> list[Card]:
                 gpu=gpu,
                 lanes=lanes,
                 clock=card["sm_clock_hertz"],
-                pcie=card["pcie_rx_bytes_per_second"] + card["pcie_tx_bytes_per_second"],
-                nvlink=card["nvlink_rx_bytes_per_second"] + card["nvlink_tx_bytes_per_second"],
+                pcie=np.fmax(card["pcie_rx_bytes_per_second"], card["pcie_tx_bytes_per_second"]),
+                nvlink=np.fmax(card["nvlink_rx_bytes_per_second"], card["nvlink_tx_bytes_per_second"]),
                 power_cap=card["throttle_power_ratio"],
                 unattributed=np.where(hidden, np.nan, unattributed),
                 hidden=hidden,
                 host=host,
+                peaks=peaks.get(gpu, {}),
             )
         )
     return result
@@ -325,8 +343,12 @@ def _lane(stints: list[_Stint], kinds: Mapping[tuple[str, str], str], card_seen:
 
 
 def _cost(fields: Mapping[str, Floats], activity: Signal | None) -> Signal | None:
-    """Choose the victim's signal: service time, else latency, else SM-seconds per unit of work."""
-    for name, trust in (("step_seconds", 1.0), ("latency_p50_seconds", 0.85)):
+    """Choose the victim's signal: service time, else latency, else SM-seconds per unit of work.
+
+    Where no application tells its work, what the pipes did stands in for it: a kernel that waits holds its SMs longer
+    and issues the same instructions, so that SM activity a pipe activity is the card's own cost per unit of work.
+    """
+    for name, trust in (("step_seconds", 1.0), ("latency_p50_seconds", 0.85), ("latency_p99_seconds", 0.7)):
         values = _log(fields[name])
         if np.isfinite(values).sum() >= MIN_SAMPLES:
             return Signal(values, name, trust)
@@ -340,6 +362,11 @@ def _cost(fields: Mapping[str, Floats], activity: Signal | None) -> Signal | Non
             values = _log(quotient)
             if np.isfinite(values).sum() >= MIN_SAMPLES:
                 return Signal(values, f"{activity.name} per {name.removesuffix('_per_second')}", 0.6 * activity.trust)
+    if activity is not None and activity.name == "sm_active_ratio":
+        for name in _PIPE_ACTIVITY:
+            working = np.where((fields[name] > _TRACE) & (activity.values > _TRACE), fields[name], np.nan)
+            if np.isfinite(working).sum() >= MIN_SAMPLES:
+                return Signal(_log(activity.values / working), f"{activity.name} per {name}", 0.4)
     return None
 
 

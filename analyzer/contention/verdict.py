@@ -92,7 +92,8 @@ def _doubt(pair: PairMeasure, effect_floor: float, coverage_floor: float) -> tup
     if pair.coverage < coverage_floor:
         return f"only {pair.coverage:.0%} of the samples are there", "a source without gaps"
     if not pair.channel:
-        return "no resource that MIG leaves shared explains it", "PCIe, NVLink and host counters of the card"
+        walls = f"none of what they share ({pair.pressure})" if pair.pressure else "no resource that MIG leaves shared"
+        return f"{walls} explains it", "PCIe, NVLink and host counters of both"
     if pair.twins:
         return (
             f"{pair.twins} runs whenever it runs: which of them does it cannot be told",
@@ -110,6 +111,8 @@ def describe(pair: PairMeasure, judgement: Judgement) -> str:
     """Return the sentence that an operator reads."""
     victim = pair.victim_workload or pair.victim
     suspect = pair.suspect_workload or pair.suspect
+    if pair.suspect_gpu:
+        suspect += f" on {pair.suspect_gpu}"
     where = f"{victim} on {pair.gpu}"
     if judgement.verdict is Verdict.HOLDS:
         through = f", through {CHANNEL_WORDS[pair.channel]}" if pair.channel else ""
@@ -126,6 +129,8 @@ def risk(pair: PairMeasure) -> str:
     parts = ["something unmeasured that runs whenever the suspect runs would look the same"]
     if pair.cost.startswith("latency"):
         parts.append("latency holds queueing, which the measured load may not fully explain")
+    elif pair.cost.endswith("_active_ratio"):
+        parts.append("no application told its work: SM time per pipe activity also moves with the kind of kernels")
     elif " per " in pair.cost:
         parts.append("GPU cost per unit of work also moves with the mix of requests")
     if pair.activity and pair.activity != "sm_active_ratio":
@@ -196,4 +201,5 @@ def _own_rhythm(pair: PairMeasure) -> str:
 def _trust(pair: PairMeasure) -> float:
     """How far the signals carry: the victim's, the suspect's, and how much of them was there."""
     by_exclusion = 0.8 if pair.channel_basis == "excluded" else 1.0
-    return pair.cost_trust * pair.activity_trust * min(1.0, 0.5 + 0.5 * pair.coverage) * by_exclusion
+    apart = 0.8 if pair.suspect_gpu else 1.0
+    return pair.cost_trust * pair.activity_trust * min(1.0, 0.5 + 0.5 * pair.coverage) * by_exclusion * apart

@@ -37,6 +37,7 @@ DETECTORS: tuple[Detector, ...] = (
 )
 PRESENT = {
     "TT101",
+    "TT102",
     "TT111",
     "TT112",
     *(f"TT{n}" for n in (211, 212, 213, 214, 221, 222, 223)),

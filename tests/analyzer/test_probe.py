@@ -141,7 +141,8 @@ def test_a_ground_that_is_not_there_says_why() -> None:
     assert Ground.of(part, "GPU-always_on-0", "ns/v-0/main/0", "ns/nobody/main/0") == (
         "the two are not on the card together"
     )
-    mute = replace(part, slice=part.slice.assign(latency_p50_seconds=np.nan, requests_per_second=np.nan))
+    unsaid = ("latency_p50_seconds", "requests_per_second", "tensor_active_ratio", "dram_active_ratio")
+    mute = replace(part, slice=part.slice.assign(**dict.fromkeys(unsaid, np.nan)))
     assert "no time per unit of work" in str(Ground.of(mute, "GPU-always_on-0", "ns/v-0/main/0", "ns/a-0/main/0"))
 
 
