@@ -25,7 +25,8 @@ from analyzer.mig_moves import fewest_moves_among
 from benchmarks.arrivals import arrive, published, read_nodes, read_pods, read_state
 from benchmarks.defragment_figures import defragment
 from benchmarks.figures import Figure, calibration_seconds, figure
-from benchmarks.worked_cases import COMPUTE, check_boards, check_file, check_xids
+from benchmarks.memory_cases import recorded_snapshots
+from benchmarks.worked_cases import COMPUTE, check_boards, check_file, check_xids, differences
 
 _CALIBRATED_SECONDS = 0.1
 _SEEDS = (42, 43, 44)  # of ten that the published curves are means of
@@ -38,6 +39,7 @@ def run() -> list[Figure]:
     scale = max(calibration_seconds() / _CALIBRATED_SECONDS, 1.0)
     shared = Path(os.environ.get("TRIMTAB_SHARED", Path(__file__).resolve().parents[2] / "shared"))
     figures = worked(Path(os.environ.get("TRIMTAB_CASES", shared / "cases")))
+    figures += recorded_memory(shared / "data" / "memory_snapshots")
     snapshot = shared / "data" / "cluster_snapshot"
     if snapshot.is_dir():
         figures += states(snapshot / "states")
@@ -66,6 +68,18 @@ def worked(folder: Path) -> list[Figure]:
             print(f"{path.name}: {text}", file=sys.stderr)
         figures.append(figure(f"worked cases: {path.stem}, {count}, differences", len(wrong), "values", at_most=0))
     return figures
+
+
+def recorded_memory(folder: Path) -> list[Figure]:
+    """Reproduce the reference numbers of recorded allocator snapshots."""
+    if not folder.is_dir():
+        print(f"recorded allocator snapshots skipped: no {folder} (set TRIMTAB_SHARED)", file=sys.stderr)
+        return []
+    found = recorded_snapshots(folder)
+    wrong = [text for name, ours, expect in found for text in differences(ours, expect, name)]
+    for text in wrong[:10]:
+        print(text, file=sys.stderr)
+    return [figure(f"allocator snapshots: {len(found)}, differences", len(wrong), "values", at_most=0)]
 
 
 def states(folder: Path) -> list[Figure]:
