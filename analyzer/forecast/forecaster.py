@@ -211,7 +211,8 @@ def _bounds(panel: Panel, capacity: Mapping[str, float]) -> _Bounds:
     # Without a capacity a forecast may pass the largest value seen by twice the range, no more: growth, not explosion.
     low, high = np.fmin.reduce(panel.values, axis=1), np.fmax.reduce(panel.values, axis=1)
     room = 2.0 * np.maximum(high - low, 0.5 * np.abs(high))
-    limit = np.array([capacity.get(name, np.inf) for name in panel.series]) / panel.unit
+    with np.errstate(over="ignore"):  # of a series that is next to nothing, a capacity is no bound
+        limit = np.array([capacity.get(name, np.inf) for name in panel.series]) / panel.unit
     return _Bounds(np.where(low >= 0, 0.0, low - room), np.minimum(high + room, limit))
 
 

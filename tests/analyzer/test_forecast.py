@@ -394,3 +394,9 @@ def test_units_do_not_matter(past: list[float], factor: float) -> None:
     one = fitted(small).forecast(small, newest(small), HORIZONS, LEVELS)["value"].to_numpy()
     other = fitted(large).forecast(large, newest(large), HORIZONS, LEVELS)["value"].to_numpy()
     assert other == pytest.approx(factor * one, rel=1e-6)
+
+
+def test_a_series_next_to_nothing_is_forecast_under_any_capacity() -> None:
+    history = history_of(s=[5e-324] * 48)
+    model = LoadForecaster(step=HOUR, capacity={"s": 2e6}).fit(history)
+    assert (model.forecast(history, newest(history), HORIZONS, [0.5])["value"] < 1e-300).all()
