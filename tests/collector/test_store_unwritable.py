@@ -27,7 +27,8 @@ def folder() -> Iterator[Path]:
             store.write(slice_rows([0, 1], ["a", "b"], busy_ratio=[0.1, 0.2]))
             store.seal()
             store.write(slice_rows([2], ["a"], busy_ratio=[0.3]))
-        path.chmod(0o755)
+        for one in (path, *path.rglob("*")):  # whatever the umask
+            one.chmod(0o755 if one.is_dir() else 0o644)
         yield path / "store"
         for one in (path / "store", path / "store" / "sealed"):
             one.chmod(0o755)
