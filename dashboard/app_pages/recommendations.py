@@ -7,6 +7,7 @@ from functools import partial
 import streamlit as st
 
 from dashboard.app_parts import acting, loaders, page
+from dashboard.cli.changes import trial_words
 from dashboard.views import changes
 from dashboard.views.names import CardNames, card_names, named
 from dashboard.views.reading import Look
@@ -31,6 +32,8 @@ def _group(record: GroupRecord, names: CardNames, seen: Look | None) -> None:
             with buttons:
                 _answer(record, seen)
         st.dataframe(changes.change_table(record, names), hide_index=True, key=f"changes_{record.id}")
+        for line in trial_words(record):
+            st.caption(escaped(line))
         risk = [f"could be wrong: {named(record.group.risk, names)}"] if record.group.risk else []
         st.caption(" · ".join(escaped(p) for p in [*risk, f"made {stamp(record.made_at)} UTC", *until, record.id]))
 

@@ -106,6 +106,8 @@ def show(
         [(c.target, c.knob, value_text(c.knob, c.before), value_text(c.knob, c.after), c.reason)
          for c in record.group.changes],
     )  # fmt: skip
+    for line in trial_words(record):
+        say(line)
     for drop in drops:
         say(f"guard {drop.guard} {drop.action} it: {drop.reason}")
     for entry in entries:
@@ -195,6 +197,31 @@ def change_text(change: Change) -> str:
     """Return one change in a few words: `ranker sm_quota_ratio 50 % -> 60 %`."""
     name = change.workload or change.target.name or change.target.slice or change.target.gpu
     return f"{name} {change.knob} {value_text(change.knob, change.before)} -> {value_text(change.knob, change.after)}"
+
+
+def trial_words(record: GroupRecord) -> list[str]:
+    """Return what a probe would do, when, at what cost, and what it would decide; nothing for other changes."""
+    trial = record.group.trial
+    if trial is None:
+        return []
+    (change,) = record.group.changes
+    who, victim = change.workload or change.target.slice, trial.victim_workload or trial.victim.slice
+    return [
+        (
+            f"trial: {trial.pairs} pairs of blocks of {trial.block_seconds / 60:.0f} min, one with {who} at "
+            f"{value_text(change.knob, change.after)} of the card and one at {value_text(change.knob, change.before)}, "
+            f"in coin-flip order, a pair every {trial.every_seconds / 60:.0f} min at most"
+        ),
+        (
+            f"it takes about {trial.expected_seconds / 3600:.1f} h, at most {trial.longest_seconds / 3600:.0f} h; it "
+            "ends at once, with the former share, when an objective is missed or the tuner is paused"
+        ),
+        f"it costs {who} about {trial.lost_sm_seconds:.0f} SM-seconds, {trial.lost_ratio:.0%} of its work meanwhile",
+        (
+            f"it decides whether {who} slows {victim}: by {trial.detects:.1%} or more at full swing would be found "
+            f"({trial.finding})"
+        ),
+    ]
 
 
 def value_text(knob: str, value: float) -> str:

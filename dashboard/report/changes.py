@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import median
 
+from dashboard.cli.changes import trial_words
 from dashboard.report.gathered import Gathered
 from dashboard.report.model import ChangeLine, ChangesPart, DropCount, PromiseCheck
 from dashboard.report.view import (
@@ -78,7 +79,7 @@ def _line(record: GroupRecord, times: int) -> ChangeLine:
         at=record.applied_at or record.updated_at,
         state=record.state.value if record.decision != "write_down" else "recommended",
         kind=record.group.kind,
-        what=tuple(_change_text(change) for change in record.group.changes),
+        what=(*(_change_text(change) for change in record.group.changes), *trial_words(record)),
         why=record.group.why,
         reason=record.reason,
         confidence=record.group.confidence,

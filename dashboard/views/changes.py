@@ -23,6 +23,7 @@ KIND_WORDS = {
     "queue": "move queue quota",
     "right_size": "right-size memory",
     "fast": "rescue an objective",
+    "probe": "try out a pair",
     "rollback": "undo",
 }
 STATE_WORDS = {
@@ -76,7 +77,7 @@ def state_words(record: GroupRecord) -> str:
     """Return the state of a group in words."""
     if record.state is ChangeState.PLANNED and record.decision == "ask":
         return "waits for an answer"
-    return STATE_WORDS[record.state]
+    return "trial over, set back" if record.is_over_trial else STATE_WORDS[record.state]
 
 
 def target_name(change: Change, names: CardNames) -> str:

@@ -18,6 +18,7 @@ from collector.clock import VirtualClock
 from collector.settings import StoreSettings
 from collector.store import EmbeddedStore
 from collector.window import Window
+from dashboard.cli.changes import trial_words
 from tests.tuner.fakes import SM, CrashError, FakeBackend, backend_with, slice_target
 from tests.tuner.service_rows import MINUTE, PROMISES, at, card_rows, slice_rows, slot
 from tuner import consent, killswitch
@@ -442,3 +443,23 @@ def test_a_card_takes_one_probe_and_no_other_change(make_lab: Callable[..., Lab]
     others = [r for r in list_groups(lab.state, limit=1000) if r.id != group_id and r.intent_at is not None]
     assert others == []
     assert [r.id for r in lab.probes() if r.is_open] == [group_id]
+
+
+def test_what_is_asked_says_what_when_at_what_cost_and_what_for(make_lab: Callable[..., Lab]) -> None:
+    lab = make_lab()
+    lab.tuner(APPROVE.model_copy(update={"mode": Mode.RECOMMEND})).run_once(lab.clock.now())
+    (record,) = lab.probes()
+    assert record.decision == "write_down"
+    said = " ".join(trial_words(record))
+    for part in (
+        "16 pairs of blocks of 4 min",
+        "train at 10.0% of the card and one at 40.0%",
+        "coin-flip order",
+        "about 2.2 h, at most 12 h",
+        "SM-seconds",
+        "decides whether train slows chat-chat",
+        "tt101-open",
+    ):
+        assert part in said
+    other = replace(record, group=replace(record.group, trial=None))
+    assert trial_words(other) == []
