@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from operator import attrgetter
 from typing import Any
@@ -122,7 +122,8 @@ class ContentionDetector:
         Each pair is exactly one finding, or (where nothing could test it) one entry of `withheld`. A pair that was
         tried out by a probe lately is judged by that.
         """
-        pairs = [_pair(row) for row in measures.to_dict("records")]
+        columns = [measures[name].tolist() for name in _COLUMNS]
+        pairs = [_pair(dict(zip(_COLUMNS, row, strict=True))) for row in zip(*columns, strict=True)]
         pairs.sort(key=lambda pair: (pair.cluster, pair.node, pair.gpu, pair.victim, pair.suspect_gpu, pair.suspect))
         quality = benjamini_hochberg([pair.p for pair in pairs])
         tried = experiments(context.facts, context.window.end)
@@ -176,8 +177,7 @@ def _unlike(pair: PairMeasure) -> PairMeasure:
     return replace(pair, p=math.nan, untested=untested, needs="both sampled over windows of like length")
 
 
-def _pair(row: dict[Hashable, Any]) -> PairMeasure:
-    values = {name: row[name] for name in _COLUMNS}
+def _pair(values: dict[str, Any]) -> PairMeasure:
     for name in _TEXT:
         values[name] = values[name] if isinstance(values[name], str) else ""
     return PairMeasure(**values)

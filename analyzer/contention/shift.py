@@ -19,7 +19,7 @@ from analyzer.contention.series import Floats
 MAX_LAG = 6
 MIN_SHIFT = 60
 SHIFT_SAMPLES = 600  # fewer make too few independent shifts: Student's t has more power, and is as honest
-_NEARLY_ALL = 0.98
+_NEARLY_ALL = 0.95
 _FEW_EXCEEDING = 10
 _EULER = 0.5772156649
 
@@ -61,7 +61,7 @@ def masked_correlations(outcome: Floats, regressors: Sequence[Floats]) -> Floats
     spectra = fft.rfft(table, axis=1)
     cross = fft.irfft(spectra[0] * spectra[1:].conj(), n=n, axis=1)
     squares = table * table
-    if min(w.mean(), m.mean()) > _NEARLY_ALL:  # a few samples at the ends move the scale by nothing
+    if min(w.mean(), m.mean()) > _NEARLY_ALL:  # a few samples move the scale by less than noise
         scale = np.sqrt(squares[0].sum() * squares[1:].sum(axis=1))[:, None]
     else:
         masks = fft.rfft(np.stack([w, m]).astype(np.float32), axis=1)
