@@ -24,13 +24,13 @@ from tuner.execute import REVALIDATE_SECONDS, Executor, Step, frozen_targets
 from tuner.guards import FAILED_PAST, PAST, TRIAL_GUARDS, Vitals, World, domain_of, run_guards, still_allowed
 from tuner.journal import LeaseLostError, StateMovedError, expire_waiting, record_plan
 from tuner.lease import Lease
-from tuner.model import Backend, BackendState, Group, Plan, Target
+from tuner.model import Backend, BackendState, Group, KnobEffect, Plan, Target
 from tuner.outcome import list_outcomes, proven_kinds, track_record
 from tuner.place import undone_id
 from tuner.planner import make_plan, plan_fast
 from tuner.planner.probes import unrest
 from tuner.planner.reserve import reserve_share
-from tuner.planner.views import Candidate
+from tuner.planner.views import SHARE_KNOB, Candidate
 from tuner.record import OPEN_STATES, ChangeState, Drop, GroupRecord
 from tuner.service.analyse import MapNodes, find
 from tuner.service.candidates import find_candidates
@@ -242,7 +242,8 @@ class Tuner:
             map_nodes=parts.map_nodes,
         )
         self.remember(findings, now)
-        if parts.settings.probe_pairs:
+        live = any(k.name == SHARE_KNOB and k.effect is KnobEffect.LIVE for k in parts.backend.knobs())
+        if parts.settings.probe_pairs and live:  # else no probe could be run: not worth the reading
             self._candidates = find_candidates(
                 parts.store, self._findings, window, parts.interval_seconds, parts.analyze
             )
