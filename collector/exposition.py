@@ -117,6 +117,7 @@ class ExpositionParser:
         # The shape has these texts too: of thousands of lines they are not kept twice.
         for start in starts:
             self._known.pop(start, None)
+        self._known = dict(self._known)  # which gives back the room of those that went
         return Exposition(series, numbers, metadata=self._shape.metadata)
 
     def _line_by_line(self, lines: list[str]) -> Exposition:

@@ -190,11 +190,8 @@ class TargetState:
                 slot = known[one] = self._reader.slot(one)
             slots.append(slot)
         self._slots = slots
-        if len(known) > 2 * len(slots) + _SLACK:
-            self._others = {}
-        else:
-            for one in roster:
-                known.pop(one, None)
+        present = set(roster) if len(known) <= 2 * len(slots) + _SLACK else known.keys()
+        self._others = {one: slot for one, slot in known.items() if one not in present}
         twice = _used_twice(slots)
         if twice:
             refused = sum(slot.about.uuid in twice for slot in slots)

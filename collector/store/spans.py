@@ -18,6 +18,8 @@ FACT_COLUMNS = (*SUBJECT_COLUMNS, "name", "value", "from", "to", "provenance")
 EVENT_COLUMNS = ("time", *SUBJECT_COLUMNS, "code", "severity", "message")
 REJECT_COLUMNS = ("time", *SUBJECT_COLUMNS, "field", "reason", "count")
 
+_AT_ONCE = 4096  # a fleet's first cycle tells a hundred thousand facts
+
 _SELECT_FACTS = "SELECT kind, cluster, node, gpu, slice, object, name, value, t_from, t_to, provenance FROM fact"
 _SELECT_EVENTS = "SELECT time, kind, cluster, node, gpu, slice, object, code, severity, message FROM event"
 _SELECT_REJECTS = "SELECT time, kind, cluster, node, gpu, slice, object, field, reason, count FROM reject"
@@ -52,7 +54,7 @@ class FactWriter:
         waiting: set[tuple[str, ...]] = set()
         for fact in facts:
             who = (*_parts(fact.subject), fact.name)
-            if who in waiting:
+            if who in waiting or len(waiting) >= _AT_ONCE:
                 self._flush()
                 waiting.clear()
             waiting.add(who)
