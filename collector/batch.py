@@ -118,10 +118,16 @@ def make_rows(
     unknown = [name for name in fields if name not in known]
     if missing or unknown:
         raise ValueError(f"{measurement} rows: expected tags {spec.tags}; missing {missing}, unknown fields {unknown}")
-    arrays = [pa.array(np.asarray(times_ms, dtype="datetime64[ms]"), type=pa.timestamp("ms", tz="UTC"))]
+    times = np.asarray(times_ms, dtype="datetime64[ms]").astype(np.int64)
+    arrays = [_column(times, pa.timestamp("ms", tz="UTC"))]
     arrays += [one if isinstance(one := tags[tag], pa.Array) else pa.array(one, pa.string()) for tag in spec.tags]
-    arrays += [pa.array(np.asarray(values, dtype=np.float64)) for values in fields.values()]
+    arrays += [_column(np.asarray(values, dtype=np.float64), pa.float64()) for values in fields.values()]
     return pa.Table.from_arrays(arrays, schema=_row_schema(measurement, tuple(fields)))
+
+
+def _column(values: np.ndarray, kind: pa.DataType) -> pa.Array:
+    """Return a column over the very memory of `values`: `pa.array` asks of each whether it is one of pandas'."""
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
 @lru_cache(maxsize=256)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Field:
     high: float = math.inf
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Measurement:
     """One kind of row: its tags in key order, and its fields."""
 
@@ -45,12 +46,12 @@ class Measurement:
     extra_tags: tuple[str, ...]  # carried, never part of the key
     fields: tuple[Field, ...]
 
-    @property
+    @cached_property
     def tags(self) -> tuple[str, ...]:
         """All text columns: key, then the others."""
         return self.key + self.extra_tags
 
-    @property
+    @cached_property
     def field_names(self) -> tuple[str, ...]:
         """Names of all float columns, in order."""
         return tuple(f.name for f in self.fields)
