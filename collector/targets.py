@@ -190,8 +190,9 @@ class TargetState:
                 slot = known[one] = self._reader.slot(one)
             slots.append(slot)
         self._slots = slots
-        present = set(roster) if len(known) <= 2 * len(slots) + _SLACK else known.keys()
-        self._others = {one: slot for one, slot in known.items() if one not in present}
+        there = set(roster)
+        few = len(known) <= 2 * len(slots) + _SLACK
+        self._others = {one: slot for one, slot in known.items() if one not in there} if few else {}
         twice = _used_twice(slots)
         if twice:
             refused = sum(slot.about.uuid in twice for slot in slots)

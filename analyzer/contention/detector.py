@@ -55,6 +55,7 @@ _EVIDENCE = (
     "states",
     "state_z",
     "state_share",
+    "gap",
     "shape_z",
     "own_z",
     "rhythm_z",

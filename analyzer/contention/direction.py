@@ -5,7 +5,8 @@ A passive record settles it only where the suspect shows a will of its own. Each
 - *time*: after prewhitening by the suspect's own rhythm (Box and Jenkins), is the peak of the cross-correlation before
   or after lag 0?
 - *state*: where the suspect has two states (a batch job runs or not), the state alone is an instrument: it must move
-  the victim as strongly as all of the suspect's activity does.
+  the victim as strongly as all of the suspect's activity does. Where the victim, too, lies in two states that stand
+  apart by it, no reaction made it so: a reaction splits the victim's noise in two, and leaves no gap.
 - *shape* (pairwise LiNGAM; Hyvarinen and Smith, JMLR 14, 2013; Vuong's z): in the causal direction the residual is
   independent of the cause. Its first half, whether the suspect is plainer by itself than with the victim taken out,
   must agree: a suspect that mirrors the victim's noise passes the whole but not that half.
@@ -49,6 +50,7 @@ class Direction:
         states: distance of the suspect's two states in their common spread (Ashman's D; a bell split in two has 2.6).
         state_z: the victim's response to the state alone.
         state_share: that response against the response to all of the suspect's activity; 1 where they agree.
+        gap: distance of the victim in the suspect's two states, in its spread within them (Ashman's D).
         shape_z: the likelihood ratio of the two directions; NaN with too few samples.
         own_z: the half of it that speaks of the suspect alone.
         rhythm_z: the likelihood ratio of the two directions by the memory of both series.
@@ -63,6 +65,7 @@ class Direction:
     states: float
     state_z: float
     state_share: float
+    gap: float
     shape_z: float
     own_z: float
     rhythm_z: float
@@ -91,7 +94,7 @@ def direction(
         high, instrument = shifted(raw.high, lag), shifted(project(raw.high), lag)
     else:
         high, instrument = shifted(left.high, lag), shifted(left.high, lag)
-    state_z, state_share = _state(victim, moved, instrument)
+    state_z, state_share, gap = _state(victim, moved, instrument)
     shape_z, own_z = _shape(victim, moved)
     return Direction(
         lead_z,
@@ -100,6 +103,7 @@ def direction(
         max(raw.distance, left.distance),
         state_z,
         state_share,
+        gap,
         shape_z,
         own_z,
         _rhythm(victim, moved),
@@ -143,16 +147,17 @@ def _split(values: Floats) -> _Split:
     return _Split(state, float(a[high].mean() - a[~high].mean()) / max(spread, 1e-9))
 
 
-def _state(victim: Floats, suspect: Floats, instrument: Floats) -> tuple[float, float]:
+def _state(victim: Floats, suspect: Floats, instrument: Floats) -> tuple[float, float, float]:
     both = np.isfinite(victim) & np.isfinite(suspect) & np.isfinite(instrument)
     if both.sum() < _FEW:
-        return 0.0, 0.0
+        return 0.0, 0.0, 0.0
     rhythm = fit_ar(victim, 1 if both.mean() > 0.6 else 0)
     z = _correlation_z(whiten(victim, rhythm), whiten(instrument, rhythm), 0)
     y, a, s = (series[both] - series[both].mean() for series in (victim, suspect, instrument))
     by_state = float(y @ s) / max(float(a @ s), 1e-12)
     by_all = float(y @ a) / max(float(a @ a), 1e-12)
-    return z, by_state / by_all if by_all > 0 else 0.0
+    step = float(y @ s) / max(float(s @ s), 1e-12)
+    return z, by_state / by_all if by_all > 0 else 0.0, step / max(float((y - step * s).std()), 1e-9)
 
 
 def _foresight(victim: Floats, suspect: Floats, high: Floats) -> float:

@@ -55,6 +55,7 @@ class PairMeasure:
     states: float = math.nan
     state_z: float = math.nan
     state_share: float = math.nan
+    gap: float = math.nan
     shape_z: float = math.nan
     own_z: float = math.nan
     rhythm_z: float = math.nan

@@ -166,6 +166,11 @@ def _direction(pair: PairMeasure) -> tuple[bool, str]:
             "the suspect serves requests, and more of them may come because the victim is slow",
         ),
         (
+            bool(own) and _apart(pair),
+            True,
+            own,
+        ),
+        (
             pair.rhythm_z < -_RHYTHM_Z,
             False,
             "the suspect's activity carries the memory of the victim's noise: it may be reacting to it",
@@ -184,6 +189,11 @@ def _direction(pair: PairMeasure) -> tuple[bool, str]:
     )
     undecided = (False, "who moves whom cannot be told within the same sample")
     return next(((forward, reason) for seen, forward, reason in looks if seen), undecided)
+
+
+def _apart(pair: PairMeasure) -> bool:
+    """Say whether the victim, too, lies in two states: at least so far apart, with two standard errors to spare."""
+    return pair.state_z > _INFLUENCE_Z and pair.gap * (1.0 - 2.0 / pair.state_z) > TWO_STATES
 
 
 def _own_rhythm(pair: PairMeasure) -> str:
