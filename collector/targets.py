@@ -210,14 +210,28 @@ class TargetState:
 
 def _doubled(roster: Sequence[Series], slots: Sequence[Slot]) -> list[Ints]:
     """Return the places of series that are there more than once (labels in any order), of those that are used."""
-    labels: dict[int, frozenset[tuple[str, str]]] = {}  # by the mapping's identity: a device's series share theirs
-    places: dict[tuple[str, frozenset[tuple[str, str]]], list[int]] = {}
+    # A sum of the values' hashes is the same in any order, and cheap; only what agrees in it is compared.
+    sums: dict[int, int] = {}  # by the mapping's identity: a device's series share theirs
+    groups: dict[tuple[str, int], list[int]] = {}
     for place, one in enumerate(roster):
-        said = labels.get(id(one.labels))
-        if said is None:
-            said = labels[id(one.labels)] = frozenset(one.labels.items())
-        places.setdefault((one.name, said), []).append(place)
-    return [np.array(same, dtype=np.int64) for same in places.values() if len(same) > 1 and _is_used(slots[same[0]])]
+        known = sums.get(id(one.labels))
+        if known is None:
+            known = sums[id(one.labels)] = sum(map(hash, one.labels.values()))
+        groups.setdefault((one.name, known), []).append(place)
+    return [
+        np.array(same, dtype=np.int64)
+        for group in groups.values()
+        if len(group) > 1
+        for same in _alike(roster, group)
+        if len(same) > 1 and _is_used(slots[same[0]])
+    ]
+
+
+def _alike(roster: Sequence[Series], places: Sequence[int]) -> Iterable[list[int]]:
+    groups: dict[frozenset[tuple[str, str]], list[int]] = {}
+    for place in places:
+        groups.setdefault(frozenset(roster[place].labels.items()), []).append(place)
+    return groups.values()
 
 
 def _is_used(slot: Slot) -> bool:

@@ -155,7 +155,7 @@ def tuned_run(
     cluster, clock = SimulatedCluster(spec), VirtualClock(spec.start)
     store = EmbeddedStore(StoreSettings(path=folder / "store"))
     state_settings = StateSettings(path=folder / "state.db", kill_switch=folder / "PAUSED")
-    state = open_state(state_settings)
+    state = open_state(state_settings, durable=False)
     settings = demo_tuner_settings()
     try:
         collector = Collector([text_source(cluster)], store, clock, float(STEP_SECONDS))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +74,14 @@ class State:
         self._engine.dispose()
 
 
-def open_state(settings: StateSettings) -> State:
+def open_state(settings: StateSettings, *, durable: bool = True) -> State:
     """Open the state database, creating or upgrading it first.
 
     Without `url` it is a SQLite file (WAL, synchronous=FULL: a commit is on disk before it returns).
+
+    Args:
+        settings: where it is.
+        durable: wait for the disk at each commit of the file; a simulated cluster has nothing to lose with the power.
 
     Raises:
         ConfigurationError: the address cannot be understood, its driver is missing, or a newer version wrote it.
@@ -100,7 +105,7 @@ def open_state(settings: StateSettings) -> State:
     except OSError as error:
         raise UnreachableError(f"[state] path: expected a writable folder for {settings.path}, got {error}") from error
     if engine.dialect.name == "sqlite":
-        event.listen(engine, "connect", _set_pragmas)
+        event.listen(engine, "connect", partial(_set_pragmas, "FULL" if durable else "OFF"))
         event.listen(engine, "begin", _begin)
     state = State(engine)
     try:
@@ -133,13 +138,13 @@ def _line(error: DBAPIError) -> str:
     return " ".join(str(error.orig).split())
 
 
-def _set_pragmas(connection: Any, _record: object) -> None:
+def _set_pragmas(synchronous: str, connection: Any, _record: object) -> None:
     connection.isolation_level = None  # we say BEGIN ourselves, to be able to say IMMEDIATE
     cursor = connection.cursor()
     for pragma in (
         f"busy_timeout={int(_BUSY_SECONDS * 1000)}",
         "journal_mode=WAL",
-        "synchronous=FULL",
+        f"synchronous={synchronous}",
         "foreign_keys=ON",
     ):
         cursor.execute(f"PRAGMA {pragma}")
