@@ -11,7 +11,7 @@ from scipy.interpolate import BSpline
 from scipy.linalg.lapack import dposv
 from scipy.signal import lfilter
 
-from analyzer.contention.series import Bools, Card, Floats, Indices, Lane, fill
+from analyzer.contention.series import Bools, Card, Floats, Indices, Lane, Signal, fill
 
 _DAY_SECONDS = 86_400.0
 _HOUR_SECONDS = 3_600.0
@@ -20,6 +20,7 @@ _DAY_HARMONICS = 4
 _HOUR_HARMONICS = 8
 _ROUNDING = 1e-9  # root mean square of a column below which it is rounding
 _RIDGE = 1e-9  # of a column of length 1
+_WAVES_STEP = 720  # samples by which lengths of waves are rounded up
 _STEP_SAMPLES = 30  # a stay shorter than this gets no level of its own
 
 
@@ -71,8 +72,14 @@ def shapes_of(lane: Lane, cut: slice) -> Floats:
     """Rows (3, n) of a co-runner: its activity, raw and smoothed over 3 and 8 samples."""
     if lane.activity is None:
         raise ValueError("expected a lane with a measured activity")
-    values = fill(lane.activity.values)
-    return np.stack([series[cut] for series in (values, ewma(values, 3), ewma(values, 8))])
+    return _shapes(lane.activity)[:, cut]
+
+
+@lru_cache(maxsize=64)
+def _shapes(activity: Signal) -> Floats:
+    """Return the shapes over the whole window: the same for all victims (not to be written to)."""
+    values = fill(activity.values)
+    return np.stack([values, ewma(values, 3), ewma(values, 8)])
 
 
 class Projection:
@@ -145,8 +152,11 @@ class Projection:
     def _weights(self, gram: Floats, cross: Floats, pick: Indices | None) -> Floats:
         if pick is not None:
             gram, whole, cross = gram[np.ix_(pick, pick)], np.zeros_like(cross), cross[pick]
+        else:
+            gram = gram.copy()
         # The ridge keeps repeated columns solvable and moves nothing else by more than rounding.
-        _, solution, info = dposv(gram + _RIDGE * np.eye(gram.shape[0]), cross)
+        gram.flat[:: gram.shape[0] + 1] += _RIDGE
+        _, solution, info = dposv(gram.T, cross, overwrite_a=1)  # symmetric: turned, it lies as LAPACK reads it
         if info != 0:
             raise ValueError(f"expected finite columns to take out, got some that are not (LAPACK dposv: {info})")
         if pick is None:
@@ -157,7 +167,7 @@ class Projection:
     def _on(self, rows: Bools) -> Floats:
         key = rows.tobytes()
         if key not in self._grams:
-            absent = rows.size - int(rows.sum())
+            absent = rows.size - np.count_nonzero(rows)
             if absent < rows.size / 2:  # taking few rows off is cheaper than adding many up
                 missing = self._table[:, ~rows]
                 self._grams[key] = self._gram - missing @ missing.T
@@ -186,22 +196,27 @@ def _load_spline(load: Floats) -> Floats:
 @lru_cache(maxsize=16)
 def _calendar(n: int, interval_seconds: float) -> tuple[tuple[str, Floats], ...]:
     """Hour of day, minute of hour, trend: the same for all that worked equally long (not to be written to)."""
-    seconds = np.arange(n, dtype=np.float64) * interval_seconds
     length = n * interval_seconds
     blocks = []
     if length >= _DAY_SECONDS:
-        blocks.append(("hour of day", _harmonics(np.asarray(seconds / _DAY_SECONDS), _DAY_HARMONICS)))
+        blocks.append(("hour of day", _harmonics(n, _DAY_SECONDS / interval_seconds, _DAY_HARMONICS)))
     # Harmonics above half the sampling rate would only repeat lower ones.
     count = min(_HOUR_HARMONICS, int(_HOUR_SECONDS / interval_seconds / 2) - 1)
     if length >= 6 * _HOUR_SECONDS and count > 0:
-        blocks.append(("minute of hour", _harmonics(np.asarray(seconds / _HOUR_SECONDS), count)))
+        blocks.append(("minute of hour", _harmonics(n, _HOUR_SECONDS / interval_seconds, count)))
     pieces = int(length // _TREND_KNOT_SECONDS)
     blocks.append(("trend", _trend(n, pieces) if pieces >= 1 else np.linspace(-1.0, 1.0, n)[None]))
     return tuple(blocks)
 
 
-def _harmonics(phase: Floats, count: int) -> Floats:
-    angles = 2.0 * np.pi * np.outer(np.arange(1, count + 1), phase)
+def _harmonics(n: int, period_samples: float, count: int) -> Floats:
+    return _waves(-(-n // _WAVES_STEP) * _WAVES_STEP, period_samples, count)[:, :n]
+
+
+@lru_cache(maxsize=16)
+def _waves(n: int, period_samples: float, count: int) -> Floats:
+    """Return sines and cosines of a round length: those of all shorter stretches are their beginning."""
+    angles = 2.0 * np.pi * np.outer(np.arange(1, count + 1), np.arange(n) / period_samples)
     return np.concatenate([np.sin(angles), np.cos(angles)])
 
 

@@ -44,11 +44,11 @@ class Meeting:
             activity=activity,
             known=known,
             coverage=min(victim_coverage, there),
-            overlap=int((alive & design.rows).sum()),
+            overlap=int(np.count_nonzero(alive & design.rows)),
             suspect_coverage=there,
             low=low,
             high=high,
-            episodes=episodes(seen),
+            episodes=episodes(seen, low, high),
         )
 
     @property

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-from scipy import fft
 
 from analyzer.contention.channel import PIPE_CHANNELS, Walls, name_channel, partial_r2
 from analyzer.contention.controls import ewma
@@ -154,8 +153,9 @@ class _Regression:
         if not meeting.known.all():
             left[1:, ~meeting.known] = np.nan
         outcome = left[0]
-        missing = 1.0 - float(rows.mean())
-        phi = fit_ar(outcome, 1 if rows.sum() < _FEW or missing > MANY_GAPS else ORDER)
+        count = int(np.count_nonzero(rows))
+        missing = 1.0 - count / rows.size
+        phi = fit_ar(outcome, 1 if count < _FEW or missing > MANY_GAPS else ORDER)
         gaps = missing > MANY_GAPS
         noise = whiten_gaps(outcome, float(phi[0])) if gaps else whiten(outcome, phi)
         return cls(
@@ -166,18 +166,18 @@ class _Regression:
             gaps=gaps,
             noise=noise,
             ranked=rank_normal(noise),
-            filtered=tuple(whiten(shape, phi) for shape in left[1:]),
+            filtered=tuple(whiten(left[1:], phi)),
             regress=regress,
             pick=pick,
         )
 
     def test(self, design: Design) -> ShiftTest | None:
         """Test the pair; None where the controls leave too few degrees of freedom."""
-        count = int(self.rows.sum())
+        count = int(np.count_nonzero(self.rows))
         if count >= SHIFT_SAMPLES:
             return shift_test(self.ranked, self.filtered)
         used = design.projection.rank(self.rows, self.pick) + self.phi.size
-        left = int((np.isfinite(self.noise) & np.isfinite(self.filtered[0])).sum()) - used
+        left = np.count_nonzero(np.isfinite(self.noise) & np.isfinite(self.filtered[0])) - used
         if left < _MIN_FREEDOM:
             return None
         outcome = self.noise if count < _FEW else self.ranked
@@ -231,14 +231,15 @@ def _measure_pair(card: Card, design: Design, suspect: Lane, place: Place, victi
 
 def _no_trial(meeting: Meeting, regression: _Regression, interval_seconds: float) -> tuple[str, str] | None:
     """Say why what is left of the suspect's activity is no series of trials, and what would help, or None."""
-    low, high = swing_of(regression.shapes[0][meeting.known])
+    moves = regression.shapes[0][meeting.known]
+    low, high = swing_of(moves)
     if high - low < _KEPT_SWING * meeting.needed_swing:
         reason = "the suspect's activity is all explained by load, hour, clock and other co-runners"
         return reason, f"a change of the suspect at another hour, or {THROTTLE}"
     if meeting.episodes < 2:
         # A smooth suspect may have one daily wave and yet many movements of its own beside it; a step has not.
         stepped = two_states(meeting.activity) > TWO_STATES
-        if stepped or episodes(regression.shapes[0]) < _OWN_EPISODES:
+        if stepped or episodes(moves, low, high) < _OWN_EPISODES:
             reason = "the suspect rose only once: it would rest on a single event"
             return reason, f"a second start of the suspect, or {THROTTLE}"
     hour = round(_HOUR_SECONDS / interval_seconds)
@@ -326,13 +327,14 @@ def _effect(outcome: Floats, regressor: Floats, lag: int, swing: float) -> tuple
     if power <= 0:
         return math.nan, math.nan, math.nan
     slope = float(outcome[both] @ a[both]) / power
-    score = np.where(both, np.nan_to_num(a) * np.nan_to_num(outcome - slope * a), 0.0)
-    width = min(60, score.size // 10)
-    spectrum = fft.rfft(score, fft.next_fast_len(score.size + width, real=True))
-    covariance = fft.irfft(spectrum * spectrum.conj(), fft.next_fast_len(score.size + width, real=True))[: width + 1]
-    weights = 2.0 * (1.0 - np.arange(width + 1) / (width + 1.0))
-    variance = float(covariance @ weights) - float(covariance[0])
-    error = math.sqrt(max(variance, 0.0)) / power
+    score = np.where(both, a * (outcome - slope * a), 0.0)
+    # Bartlett's weights are those of moving sums: the squares of all of them are the weighted covariances.
+    width = min(60, score.size // 10) + 1
+    sums = np.zeros(score.size + 2 * width)
+    np.cumsum(score, out=sums[width : width + score.size])
+    sums[width + score.size :] = sums[width + score.size - 1]
+    moving = sums[width:] - sums[:-width]
+    error = math.sqrt(float(moving @ moving) / width) / power
     value, lower, upper = (
         math.expm1(min(s * swing, 50.0)) for s in (slope, slope - 1.96 * error, slope + 1.96 * error)
     )
@@ -347,9 +349,18 @@ def _coverage(victim: Lane, cost: Signal) -> float:
     present = np.isfinite(cost.values)
     for working in (victim.load, victim.activity.values if victim.activity is not None else None):
         if working is not None and np.isfinite(working).any():
-            idle = working < _IDLE * float(np.nanquantile(working, 0.98))
+            known = working[np.isfinite(working)]
+            idle = working < _IDLE * _quantile(known, 0.98)
             expected &= present | ~idle
     return float(present[expected].mean()) if expected.any() else 0.0
+
+
+def _quantile(values: Floats, share: float) -> float:
+    """Return the quantile of finite values, on the straight line between its two neighbours."""
+    at = share * (values.size - 1)
+    low, high = math.floor(at), math.ceil(at)
+    ordered = np.partition(values, (low, high))
+    return float(ordered[low] + (ordered[high] - ordered[low]) * (at - low))
 
 
 def _names(card: Card, victim: Lane, suspect: Lane, place: Place) -> dict[str, Any]:

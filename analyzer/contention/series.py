@@ -56,7 +56,7 @@ _GPU_FIELDS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Signal:
     """One series on the window's grid: values, the field it came from, how far it can be trusted (0..1)."""
 
@@ -167,7 +167,7 @@ def cards(partition: Partition) -> list[Card]:
 def correlation(left: Floats, right: Floats, fewest: int) -> float:
     """Plain correlation over the samples that both have; 0 with `fewest` or fewer, or where one does not vary."""
     both = np.isfinite(left) & np.isfinite(right)
-    if both.sum() <= fewest:
+    if np.count_nonzero(both) <= fewest:
         return 0.0
     u, v = left[both] - left[both].mean(), right[both] - right[both].mean()
     scale = math.sqrt(float(u @ u) * float(v @ v))
@@ -240,7 +240,8 @@ def _groups(frame: pd.DataFrame, tags: tuple[str, ...], rows: Indices) -> dict[t
         named &= codes >= 0
         texts.append((codes, names))
     rows = rows[named[rows]]  # a row without its tag belongs to nobody
-    rows = rows[np.argsort(code[rows], kind="stable")]
+    narrow = code if code.max(initial=0) > np.iinfo(np.uint16).max else code.astype(np.uint16)  # sorted by radix
+    rows = rows[np.argsort(narrow[rows], kind="stable")]
     if not rows.size:
         return {}
     parts = np.split(rows, np.flatnonzero(np.diff(code[rows])) + 1)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy import fft
-from scipy.stats import t as student
+from scipy.special import stdtr
 
 from analyzer.contention.series import Floats
 
@@ -61,7 +61,7 @@ def masked_correlations(outcome: Floats, regressors: Sequence[Floats]) -> Floats
     spectra = fft.rfft(table, axis=1)
     cross = fft.irfft(spectra[0] * spectra[1:].conj(), n=n, axis=1)
     squares = table * table
-    if min(w.mean(), m.mean()) > _NEARLY_ALL:  # a few samples move the scale by less than noise
+    if min(np.count_nonzero(w), np.count_nonzero(m)) > _NEARLY_ALL * n:  # a few samples move the scale hardly
         scale = np.sqrt(squares[0].sum() * squares[1:].sum(axis=1))[:, None]
     else:
         masks = fft.rfft(np.stack([w, m]).astype(np.float32), axis=1)
@@ -90,7 +90,7 @@ def shift_test(outcome: Floats, shapes: tuple[Floats, ...]) -> ShiftTest:
         np.maximum(best, raw[lag : lag + best.size], out=best)
     observed = float(best[0])
     null = best[MIN_SHIFT:]
-    exceeding = int(np.sum(null >= observed))
+    exceeding = np.count_nonzero(null >= observed)
     p = (1.0 + exceeding) / (1.0 + null.size)
     if exceeding < _FEW_EXCEEDING:
         p = min(p, _gumbel_tail(observed, null))
@@ -115,14 +115,14 @@ def short_test(outcome: Floats, shapes: tuple[Floats, ...], used_dimensions: int
     for number, lag in [(0, lag) for lag in range(lags + 1)] + [(number, 0) for number in range(1, len(shapes))]:
         shape = np.concatenate([np.full(lag, np.nan), shapes[number][: outcome.size - lag]])
         both = np.isfinite(outcome) & np.isfinite(shape)
-        freedom = int(both.sum()) - used_dimensions - 2
+        freedom = int(np.count_nonzero(both)) - used_dimensions - 2
         if freedom < 1:
-            raise ValueError(f"expected more samples than the {used_dimensions} controls, got {int(both.sum())}")
+            raise ValueError(f"expected more samples than the {used_dimensions} controls, got {np.count_nonzero(both)}")
         y, a = outcome[both] - outcome[both].mean(), shape[both] - shape[both].mean()
         scale = math.sqrt(float(y @ y) * float(a @ a))
         r = float(y @ a) / scale if scale > 0 else 0.0
         z = r * math.sqrt(freedom / max(1.0 - r * r, 1e-12))
-        results.append(ShiftTest(float(student.sf(z, freedom)), z, number, lag, r))
+        results.append(ShiftTest(float(stdtr(freedom, -z)), z, number, lag, r))
     best = min(results, key=lambda result: result.p)
     return ShiftTest(min(1.0, best.p * len(results)), best.z, best.shape, best.lag, best.correlation)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analyzer.contention.series import Floats, correlation, swing_of
+from analyzer.contention.series import Floats, correlation
 
 _RELATED = 0.4
 _STRONGER = 1.5
@@ -56,12 +56,14 @@ def dominant_rival(outcome: Floats, suspect: Floats, rivals: list[Rival]) -> str
     return related[strongest].name if weights[1 + strongest] > _STRONGER * max(float(weights[0]), 0.0) else ""
 
 
-def episodes(activity: Floats) -> int:
-    """Count how often a series rises above the middle of its range (with a dead band of a fifth of the range)."""
-    values = activity[np.isfinite(activity)]
-    if values.size == 0:
-        return 0
-    low, high = swing_of(values)
+def episodes(values: Floats, low: float, high: float) -> int:
+    """Count how often a series rises above the middle of its range (with a dead band of a fifth of the range).
+
+    Args:
+        values: finite ones.
+        low: lower end of the range.
+        high: its upper end.
+    """
     up, down = low + 0.6 * (high - low), low + 0.4 * (high - low)
     state = np.where(values > up, 1, np.where(values < down, -1, 0))
     state = state[state != 0]

@@ -19,10 +19,9 @@ def fit_ar(values: Floats, order: int) -> Floats:
         return np.empty(0)
     good = np.isfinite(values)
     centred = np.where(good, values - values[good].mean(), 0.0)
-    mask = good.astype(np.float64)
     n = values.size
     products = np.array([centred[lag:] @ centred[: n - lag] for lag in range(order + 1)])
-    counts = np.array([mask[lag:] @ mask[: n - lag] for lag in range(order + 1)])
+    counts = np.array([np.count_nonzero(good[lag:] & good[: n - lag]) for lag in range(order + 1)])
     covariance = products / np.maximum(counts, 1.0)
     if covariance[0] <= 0:
         return np.zeros(order)
@@ -34,12 +33,17 @@ def fit_ar(values: Floats, order: int) -> Floats:
 
 
 def whiten(values: Floats, coefficients: Floats) -> Floats:
-    """Filter by an AR model: e(t) - sum phi(i) e(t - i); NaN where any of them is missing, and at the start."""
+    """Filter by an AR model: e(t) - sum phi(i) e(t - i); NaN where any of them is missing, and at the start.
+
+    Args:
+        values: (..., n), each series by itself.
+        coefficients: phi, the nearest sample first.
+    """
     result = values.copy()
     order = coefficients.size
     for i, phi in enumerate(coefficients, start=1):
-        result[i:] = result[i:] - phi * values[:-i]
-    result[:order] = np.nan
+        result[..., i:] -= phi * values[..., :-i]
+    result[..., :order] = np.nan
     return result
 
 
