@@ -245,7 +245,7 @@ def steps_of(segments: Sequence[Segment], trace: Iterable[Any]) -> list[Ask]:
     events = []
     for event in trace:
         known = isinstance(event, Mapping) and whole(event.get("size")) and isinstance(event.get("addr"), int)
-        if known and event["action"] in {"alloc", "free_completed"}:
+        if known and event.get("action") in ("alloc", "free_completed"):
             events.append((event["action"] == "alloc", event["addr"], event["size"]))
     begun: set[int] = set()
     before: dict[int, int] = {}

@@ -19,6 +19,7 @@ from collector.errors import InputRejectedError
 
 _MIB = 2.0**20
 _MOST_CARDS = 1024  # of a node or a request: more is a mistake
+_MOST = 1e18  # of bytes, cores, weights
 
 # Columns of tables, ours first, then those of published traces with their factor.
 _NAME = ("name", "node_name", "sn")
@@ -57,6 +58,8 @@ def read_snapshot(text: str, name: str) -> Snapshot:
 def _read_json(text: str, name: str) -> Snapshot:
     try:
         document = json.loads(text)
+        if "\\ud" in text.lower():  # halves of a character, which nothing can print
+            document = json.loads(json.dumps(document, ensure_ascii=False).encode("utf-8", "replace"))
     except (ValueError, RecursionError) as error:
         raise InputRejectedError(f"expected JSON in {name}, got something else: {error}") from None
     if isinstance(document, dict) and isinstance(document.get("items"), list):
@@ -87,20 +90,23 @@ def _list(document: Mapping[str, Any], key: str, name: str) -> list[Any]:
 
 
 def _read_table(text: str, name: str) -> Snapshot:
-    rows = csv.DictReader(io.StringIO(text))
-    columns = {column.strip() for column in rows.fieldnames or () if column}
+    rows = csv.DictReader(io.StringIO(text, newline=None))
+    try:
+        columns = {column.strip() for column in rows.fieldnames or () if column}
+    except csv.Error as error:
+        raise InputRejectedError(f"expected a table in {name}, got {error}") from None
     snapshot = Snapshot()
     has_node = "node" in columns
     asks = columns & {"num_gpu", "cards", "share", "gpu_milli", "profile"}
     if columns & _NODE_COLUMNS:
         kind: Callable[[Snapshot, Mapping[str, Any]], None] = _node
     elif asks and columns & set(_WEIGHT) and not has_node:
-        _requests(snapshot, list(rows), name)
+        _requests(snapshot, list(_lines(rows, snapshot, name)), name)
         return snapshot
     elif asks and has_node:
         kind = _pod
     elif asks:
-        _requests(snapshot, [{**row, "weight": 1} for row in rows], name)
+        _requests(snapshot, [{**row, "weight": 1} for row in _lines(rows, snapshot, name)], name)
         return snapshot
     else:
         raise InputRejectedError(
@@ -188,8 +194,10 @@ def _instances(card: object) -> tuple[CutInstance, ...]:
         if not isinstance(entry, Mapping) or not isinstance(entry.get("profile"), str):
             raise ValueError("expected instances with a profile")  # noqa: TRY004
         start = entry.get("start")
-        if start is not None and (not isinstance(start, int) or isinstance(start, bool)):
-            raise ValueError(f"expected a memory slice's number as start, got {start!r}")
+        if start is not None and (
+            not isinstance(start, int) or isinstance(start, bool) or not 0 <= start < _MOST_CARDS
+        ):
+            raise ValueError(f"expected a memory slice's number as start, got {str(start)[:40]!r}")
         found.append(CutInstance(entry["profile"].removeprefix("mig-"), start, str(entry.get("holder") or "")))
     return tuple(found)
 
@@ -199,8 +207,10 @@ def _pod(snapshot: Snapshot, entry: Mapping[str, Any]) -> None:
     texts = where if isinstance(where, list) else str(where or "").replace(";", " ").replace(",", " ").split()
     try:
         cards = tuple(int(text) for text in texts)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"expected numbers of cards, got {where!r}") from None
+    if not all(0 <= card < _MOST_CARDS for card in cards):
+        raise ValueError(f"expected numbers of cards from 0 on, got {where!r}")
     name = _text(entry, ("name",)) or f"pod {len(snapshot.pods) + 1}"
     snapshot.pods.append(
         SnapshotPod(name, _wish(entry), _text(entry, _NODE), cards, _count(entry, ("pods",), default=1))
@@ -244,10 +254,10 @@ def _number(entry: Mapping[str, Any], names: tuple[str, ...], default: float) ->
             continue
         try:
             number = math.nan if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = math.nan
-        if not math.isfinite(number):
-            raise ValueError(f"expected a number as {name}, got {value!r}")
+        if not abs(number) <= _MOST:
+            raise ValueError(f"expected a number as {name}, got {str(value)[:40]!r}")
         return number
     return default
 

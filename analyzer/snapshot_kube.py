@@ -17,6 +17,7 @@ from collector.schedulers.objects import Json, items, table, text
 from collector.schedulers.pods import add_node, read_pod
 
 _MIB = 2.0**20
+_MOST_CARDS = 1024  # of a node: more is a mistake
 _PRODUCT, _MEMORY, _REPLICAS = (
     "label_nvidia_com_gpu_product",
     "label_nvidia_com_gpu_memory",
@@ -70,16 +71,18 @@ def _node(state: KubeState, name: str, pods: Sequence[Pod], devices: int) -> Sna
     profiles = Counter({mig_profile(r): int(n) for r, n in resources.items() if mig_profile(r) and n > 0})
     counted = float(devices) if devices else state.cards_of(name)
     count = labels.get("label_nvidia_com_gpu_count", "")
-    cards = int(count) if count.isdigit() else (0 if math.isnan(counted) else int(counted))
+    cards = int(count) if count.isdecimal() else (0 if math.isnan(counted) else int(counted))
     if profiles and not cards:
         cards = 1 if sum(profiles.values()) <= 7 else 0
-    if not cards:
+    if cards < 1:
         return "no card is counted on the node"
+    if max(cards, profiles.total()) > _MOST_CARDS:
+        return f"more than {_MOST_CARDS} cards or instances are counted on the node"
     model = re.sub(r"-(SHARED|MIG-.*)$", "", labels.get(_PRODUCT, "")).replace("-", " ")
     memory = labels.get(_MEMORY, "")
-    held = Counter(
-        mig_profile(r) for pod in pods for r, n in pod.requests.items() for _ in range(int(n)) if mig_profile(r)
-    )
+    held: Counter[str] = Counter()
+    for pod in pods:
+        held.update({mig_profile(r): int(n) for r, n in pod.requests.items() if mig_profile(r) and n > 0})
     whole = int(resources.get("nvidia_com_gpu", 0.0) / _replicas(labels)) if profiles else cards
     return SnapshotNode(
         name=name,
@@ -87,7 +90,7 @@ def _node(state: KubeState, name: str, pods: Sequence[Pod], devices: int) -> Sna
         model=model,
         pool=state.pool_of(name) or "default",
         cpu_cores=resources.get("cpu", math.inf),
-        memory_bytes=float(memory) * _MIB if memory.isdigit() else math.nan,
+        memory_bytes=float(memory) * _MIB if memory.isdecimal() else math.nan,
         cut=_cut(profiles, held, max(cards - whole, 1)) if profiles else (),
     )
 
@@ -140,7 +143,7 @@ def _pod(item: Json, pod: Pod, state: KubeState, devices: Sequence[str], memory_
 
 def _replicas(labels: Mapping[str, str]) -> int:
     said = labels.get(_REPLICAS, "")
-    return max(int(said), 1) if said.isdigit() else 1
+    return max(int(said), 1) if said.isdecimal() else 1
 
 
 def _types(item: Json) -> str:

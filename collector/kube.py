@@ -112,7 +112,7 @@ class KubeState:
     def replicas_of(self, node: str) -> int:
         """Return of how many units the device plug-in makes each card under MPS or time slicing; 0: not told."""
         told = self.node_labels.get(node, {}).get(_REPLICAS, "")
-        return int(told) if told.isdigit() else 0
+        return int(told) if told.isdecimal() else 0
 
     def pool_of(self, node: str) -> str:
         """Return the pool that a node is in, by the label of the usual clouds; an empty text without one."""
@@ -131,7 +131,7 @@ class KubeState:
         """
         labels = self.node_labels.get(node, {})
         count = labels.get(_COUNT, "")
-        if count.isdigit():
+        if count.isdecimal():
             return float(count)
         resources = self.capacity.get(node) or self.allocatable.get(node, {})
         if any(mig_profile(name) for name, value in resources.items() if value > 0):

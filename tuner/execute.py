@@ -17,7 +17,7 @@ from collector.errors import RefusedError, UnreachableError
 from tuner import killswitch
 from tuner.edge import apply_to, read_backend
 from tuner.guards.world import domain_of, in_order
-from tuner.journal import StateMovedError, remark, walk, why_unsealed
+from tuner.journal import Entry, StateMovedError, entries, remark, walk, why_unsealed
 from tuner.lease import Lease
 from tuner.model import ApplyResult, ApplyStatus, Backend, BackendState, Change, Group, Knob, Target
 from tuner.place import Place, inverse, locate, unreadable
@@ -35,6 +35,9 @@ _POLL_SECONDS = 1.0
 _CONFLICT_RETRIES = 3
 
 _WROTE_NOTHING = frozenset({ApplyStatus.REFUSED, ApplyStatus.CONFLICT, ApplyStatus.RETRY_LATER})
+# What the journal says of a probe's blocks; after the first two a throttle may still be on its way.
+_THROTTLE, _THROTTLE_OPEN, _THROTTLE_NOT = "throttle", "throttle_unsettled", "not_throttled"
+_SWITCHES = frozenset({_THROTTLE, _THROTTLE_OPEN, _THROTTLE_NOT, "throttled", "release", "released"})
 
 Recheck = Callable[[Group, BackendState], str | None]
 _Leg = tuple[ChangeState, str, Mapping[str, Any] | None]
@@ -273,17 +276,25 @@ class Executor:
             StateMovedError: it is not being watched.
         """
         wanted = Place.AFTER if on else Place.BEFORE
-        word = "throttle" if on else "release"
+        word = _THROTTLE if on else "release"
+        throttled = (last := self._last_switch(record)) is not None and last.event == "throttled"
         self._remark(record, word, block)
         against, fresh = self._before_switch(record, wanted, still_ok=still_ok if on else None)
         if against is not None or fresh is None:
+            if on:
+                self._remark(record, _THROTTLE_NOT, block)
             return against
-        if locate(record.group, fresh, self._knobs) is not wanted:
+        there = locate(record.group, fresh, self._knobs) is wanted
+        if there and throttled and not on:
+            return "somebody else has set it back: no further block undoes that"
+        if not there:
             self._lease.check()
             result = self._apply(record.group if on else inverse(record.group), fresh)
             waited = 0.0
             while not self._holds(record.group, wanted):
                 if result.status in _WROTE_NOTHING or waited >= self._patience_seconds:
+                    if on:
+                        self._remark_open(record, block, result)
                     return f"{word}: {result.status.value} {result.detail}".strip()
                 self._clock.wait(_POLL_SECONDS)
                 waited += _POLL_SECONDS
@@ -305,6 +316,30 @@ class Executor:
             return f"the world moved (values are {place.value})", None
         against = still_ok(record.group, fresh) if still_ok is not None and place is not wanted else None
         return against, fresh
+
+    def _remark_open(self, record: GroupRecord, block: Mapping[str, Any], result: ApplyResult) -> None:
+        if result.status in _WROTE_NOTHING:
+            self._remark(record, _THROTTLE_NOT, block)
+            return
+        seconds = self._delay_seconds(record.group) + result.settles_in_seconds
+        due = self._clock.now() + timedelta(seconds=seconds)
+        self._remark(record, _THROTTLE_OPEN, {**block, "settle_by": due.isoformat()})
+
+    def _last_switch(self, record: GroupRecord) -> Entry | None:
+        told = entries(self._state, group_id=record.id)
+        return next((entry for entry in reversed(told) if entry.event in _SWITCHES), None)
+
+    def _may_still_arrive(self, record: GroupRecord) -> bool:
+        """Say whether a throttle of a probe is under way whose answer was lost, with the process or without it."""
+        if record.group.trial is None:
+            return False
+        last = self._last_switch(record)
+        if last is None or last.event not in {_THROTTLE, _THROTTLE_OPEN}:
+            return False
+        said = last.body.get("settle_by")
+        if isinstance(said, str):
+            return self._clock.now() < datetime.fromisoformat(said)
+        return self._clock.now() < last.at + timedelta(seconds=self._delay_seconds(record.group))
 
     def _remark(self, record: GroupRecord, event: str, block: Mapping[str, Any]) -> None:
         if self._get(record.id).state is not _S.VERIFYING:
@@ -419,6 +454,8 @@ class Executor:
             except UnreachableError as error:
                 return self._blocked_if_late(record, str(error))
             place = locate(record.group, fresh, self._knobs)
+            if place is Place.BEFORE and self._may_still_arrive(record):
+                return Step(record.id, record.state, "what was asked for last may still arrive")
             if place is Place.BEFORE:
                 return self._step(record, _S.ROLLED_BACK, str(record.evidence.get("reason", record.reason)))
             if place is Place.FOREIGN:

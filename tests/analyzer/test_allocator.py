@@ -254,6 +254,12 @@ def test_a_replay_of_a_real_training_comes_near_to_what_it_reserved(shared_dir: 
     assert all(a.peak_reserved >= end.peak_allocated for a in compare_settings(steps))
 
 
+def test_events_of_no_known_kind_are_left_out() -> None:
+    alloc = {"action": "alloc", "addr": 4096, "size": 512}
+    strange = [{"addr": 1, "size": 2}, {**alloc, "action": []}, {**alloc, "action": {}}, {**alloc, "addr": "x"}, None]
+    assert [step.size for step in steps_of([], [*strange, alloc])] == [512]
+
+
 def test_thresholds() -> None:
     gib = float(1 << 30)
     assert fragments(3 * gib, 10 * gib, 6 * gib)

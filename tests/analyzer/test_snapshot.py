@@ -325,3 +325,78 @@ def test_more_given_than_there_is_is_counted() -> None:
     assert found.snapshot["nodes_over_given"] == 1
     assert found.fragmentation is not None
     assert math.isclose(found.fragmentation["free_cards"], 0.4)
+
+
+@pytest.mark.parametrize(
+    ("pod", "said"),
+    [
+        ({"gpu_index": [-7]}, "numbers of cards from 0 on, got [-7]"),
+        ({"gpu_index": [10**9]}, "numbers of cards from 0 on"),
+        ({"gpu_index": [math.inf]}, "numbers of cards, got [inf]"),
+        ({"cpu_cores": 10**400}, "a number as cpu_cores"),
+        ({"cpu_cores": 1e308}, "a number as cpu_cores, got '1e+308'"),
+    ],
+)
+def test_numbers_beyond_reason_are_named_and_the_rest_is_read(pod: dict[str, Any], said: str) -> None:
+    node = {"name": "a", "cards": 2}
+    found = analyse({"nodes": [node], "pods": [{"cards": 1, "node": "a"} | pod, {"cards": 1, "node": "a"}]})
+    [rejected] = found.snapshot["rejected"]
+    assert rejected.startswith("file0: pods[0]: expected ")
+    assert said in rejected
+    assert found.fragmentation is not None
+    assert found.fragmentation["free_cards"] == 1.0
+
+
+@pytest.mark.parametrize("start", [-1, 10**40])
+def test_an_instance_begins_on_the_card(start: int) -> None:
+    cut = {"name": "m", "model": A100, "instances_by_card": [[{"profile": "1g.5gb", "start": start}]]}
+    found = analyse({"nodes": [{"name": "a", "cards": 1}, cut]})
+    assert "expected a memory slice's number as start" in found.snapshot["rejected"][0]
+
+
+def test_halves_of_a_character_are_replaced() -> None:
+    found = read_snapshot('{"nodes": [{"name": "a\\ud800", "cards": 1}]}', "file")
+    assert list(found.nodes) == ["a?"]
+
+
+@pytest.mark.parametrize(
+    ("text", "requests", "rejected"),
+    [
+        ("num_gpu,weight\r2,3\r1,1\r", 2, 0),
+        ("num_gpu,weight\n" + "1" * 200_000 + ",2\n1,1\n", 1, 1),
+    ],
+)
+def test_tables_of_any_line_end_and_width(text: str, requests: int, rejected: int) -> None:
+    found = read_snapshot(text, "file")
+    assert (len(found.requests), len(found.rejected)) == (requests, rejected)
+
+
+def test_a_table_without_a_head_that_can_be_read_is_refused() -> None:
+    with pytest.raises(InputRejectedError, match="expected a table in file, got field larger than"):
+        read_snapshot("x" * 200_000 + ",b\n", "file")
+
+
+_HELD = ("allocatable", "capacity")
+_TOO_MANY = "more than 1024 cards or instances are counted on the node"
+
+
+@pytest.mark.parametrize(
+    ("labels", "resources", "left_out"),
+    [
+        ({"nvidia.com/gpu.count": "99999999999"}, {}, _TOO_MANY),
+        ({}, {"nvidia.com/mig-1g.5gb": "1E"}, "no card is counted on the node"),
+        ({"nvidia.com/gpu.count": "1"}, {"nvidia.com/mig-1g.5gb": "1E"}, _TOO_MANY),
+        ({"nvidia.com/gpu.count": "²", "nvidia.com/gpu.memory": "²"}, {}, ""),
+    ],
+)
+def test_nodes_that_count_beyond_reason_are_left_out(
+    labels: dict[str, str], resources: dict[str, str], left_out: str
+) -> None:
+    held = {"cpu": "8", **(resources or {"nvidia.com/gpu": "2"})}
+    strange = {"kind": "Node", "metadata": {"name": "n", "labels": labels}, "status": dict.fromkeys(_HELD, held)}
+    good = {"kind": "Node", "metadata": {"name": "g"}, "status": {key: {"nvidia.com/gpu": "4"} for key in _HELD}}
+    asked = {"resources": {"limits": {"nvidia.com/mig-1g.5gb": "1E"}}}
+    pod = {"kind": "Pod", "metadata": {"name": "p"}, "spec": {"nodeName": "n", "containers": [asked]}}
+    found = read_snapshot(json.dumps({"items": [strange, good, {**pod, "status": {"phase": "Running"}}]}), "file")
+    assert {name: node.cards for name, node in found.nodes.items()} == ({"g": 4} if left_out else {"n": 2, "g": 4})
+    assert list(found.left_out) == ([left_out] if left_out else [])

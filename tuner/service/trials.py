@@ -154,13 +154,12 @@ class Trials:
         if max(victim.age_seconds, suspect.age_seconds) > self._parts.max_age_seconds:
             return "their rows are too old to see what it does"
         found = incident(card)
-        if found:
+        if found or run.since is None or run.phase not in {_Phase.REHEARSAL, _Phase.FIRST, _Phase.SECOND}:
             return found
-        slept = run.since is not None and self._now() - run.since > timedelta(
-            seconds=_LATE_BLOCKS * trial.block_seconds
-        )
-        blocks = {_Phase.REHEARSAL, _Phase.FIRST, _Phase.SECOND}
-        return "a block was slept through" if slept and run.phase in blocks else ""
+        lasted = self._now() - run.since
+        if lasted < timedelta():  # else the block would last until the clock has caught up
+            return "the clock was set back in a block"
+        return "a block was slept through" if lasted > timedelta(seconds=_LATE_BLOCKS * trial.block_seconds) else ""
 
     def _move(
         self,
