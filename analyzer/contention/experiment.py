@@ -103,7 +103,8 @@ def judge_experiment(
         experiment: the probe.
         fdr: accepted rate of false discoveries among all probes.
         effect_floor: smallest slow-down worth a word, as a ratio.
-        watched: slow-down that watching suggested (NaN: none): it is cleared where not even half of it is left.
+        watched: slow-down that watching suggested (NaN: none): it is cleared too where not even half of it is left,
+            unless the interval holds smaller slow-downs alone: then there is one.
     """
     result = experiment.result
     if result.problem:
@@ -111,7 +112,8 @@ def judge_experiment(
     by = f"by experiment: {result.pairs} pairs of blocks, until {experiment.at:%Y-%m-%d %H:%M} UTC"
     if experiment.q <= fdr and result.effect >= effect_floor:
         return Judgement(Verdict.HOLDS, by, (), 1.0 - experiment.q)
-    if result.upper < max(_EXCLUDED, 0.5 * watched if math.isfinite(watched) else 0.0):
+    halved = result.lower < effect_floor and result.upper < 0.5 * watched
+    if result.upper < _EXCLUDED or halved:
         return Judgement(Verdict.NO_EFFECT, f"at most {max(result.upper, 0.0):.0%} at full swing, {by}", (), 0.95)
     return None
 

@@ -123,7 +123,7 @@ class Ground:
         """Return the suspect's full swing: 2 to 98 %, or from idle where it hardly ever rests.
 
         Args:
-            among: the samples that count, (n,): those of a trial are not the suspect's own doing.
+            among: the samples that count, (n,): those in which it was held back are not its own doing.
         """
         known = self.activity[among & np.isfinite(self.activity)]
         known = known if known.size >= MIN_SAMPLES else self.activity
@@ -289,7 +289,7 @@ def analyse_probe(ground: Ground, pairs: Sequence[BlockPair], *, max_lag: int = 
     cost = _scores(ground.noise, sides, ground.memory, max_lag)[lag] * signs
     slope = float(cost.sum() / free.sum())
     error = math.sqrt(float(np.sum((cost - slope * free) ** 2))) / float(free.sum())
-    swing = ground.swing(~_under_trial(ground, pairs))
+    swing = ground.swing(~_held_back(sides, signs, late))
     reach = float(student.isf(0.025, signs.size - 1)) * error
     effect, lower, upper = (math.expm1(min(s * swing, 50.0)) for s in (slope, slope - reach, slope + reach))
     return ProbeResult(
@@ -329,10 +329,13 @@ def sign_flip(scores: Floats, signs: Floats) -> tuple[float, int]:
     return (added + exceeding) / (added + flips.shape[0]), lag
 
 
-def _under_trial(ground: Ground, pairs: Sequence[BlockPair]) -> Bools:
-    times = ground.start + np.arange(ground.noise.size) * ground.interval_seconds
-    first, last = min(p.start for p in pairs).timestamp(), max(p.end for p in pairs).timestamp()
-    return np.asarray((times >= first - ground.interval_seconds) & (times <= last + ground.interval_seconds))
+def _held_back(sides: Floats, signs: Floats, late: int) -> Bools:
+    """Samples that a throttled block touches, with one more on either side; those between may hold all its peaks."""
+    touched = np.flatnonzero((-sides * signs[:, None] > 0).any(axis=0))
+    result = np.zeros(sides.shape[1], dtype=bool)
+    for step in range(-1, late + 2):
+        result[np.clip(touched + step, 0, result.size - 1)] = True
+    return result
 
 
 def _lane(card: Card, slice_id: str) -> Lane | None:

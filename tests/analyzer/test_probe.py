@@ -217,6 +217,33 @@ def test_a_suspicion_is_cleared_where_not_half_of_it_is_left() -> None:
     assert judgement.verdict is Verdict.NO_EFFECT
 
 
+def test_a_suspicion_of_which_some_is_left_stays() -> None:
+    smaller = Experiment(replace(CLEARED, effect=0.12, lower=0.05, upper=0.19), "g", END, q=0.2)
+    assert judge_experiment(smaller, fdr=0.05, effect_floor=0.02, watched=0.6) is None
+    reaches_nothing = Experiment(replace(smaller.result, lower=0.0), "g", END, q=0.2)
+    assert judge_experiment(reaches_nothing, fdr=0.05, effect_floor=0.02, watched=0.6) is not None
+
+
+def test_the_full_swing_is_known_where_the_suspect_worked_in_the_trial_alone() -> None:
+    world = make_world("always_on", SEED, 0, 480)
+    blocks = [
+        BlockPair(*(START.to_pydatetime() + timedelta(minutes=m + s) for s in (0, 4, 8)), throttled_first=first)
+        for m, first in zip(range(240, 468, 12), coins(1, 19), strict=True)
+    ]
+    when = np.zeros(world.n, dtype=bool)
+    for m, block in zip(range(240, 468, 12), blocks, strict=True):
+        first = m if block.throttled_first else m + 4
+        when[first : first + 4] = True
+    tried = world.throttled("a", when, 0.25)
+    ground = Ground.of(partition("always_on", [tried]), "GPU-always_on-0", "ns/v-0/main/0", "ns/a-0/main/0")
+    assert isinstance(ground, Ground)
+    quiet = ground.activity.copy()
+    quiet[:238] = 0.001  # it came with the trial
+    whole, late = analyse_probe(ground, blocks), analyse_probe(replace(ground, activity=quiet), blocks)
+    assert late.effect == pytest.approx(whole.effect, rel=0.2)
+    assert 0.02 < late.effect < 1.0
+
+
 def decided(result: ProbeResult) -> Finding:
     part = partition("always_on", [make_world("always_on", SEED, 0, 720)])
     detector = ContentionDetector()
