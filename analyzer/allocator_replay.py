@@ -166,10 +166,11 @@ class CachingAllocator:
         return cell
 
     def _grown(self, size: int, small: bool) -> _Cell | None:
-        tail = self._tails.get(small)
         page = _SMALL_SEGMENT if small else _LARGE_SEGMENT
-        room = tail.size if tail is not None and not tail.used else 0
-        wanted = -(-(size - room) // page) * page
+        wanted = self._wanted(size, small, page)
+        if self.reserved + wanted > self.capacity:
+            self.empty_cache()
+            wanted = self._wanted(size, small, page)  # the free end of the segment may have gone back as well
         if not self._reserve(wanted):
             return None
         tail = self._tails.get(small)
@@ -185,6 +186,12 @@ class CachingAllocator:
             tail.after = cell
         self._at[address] = self._tails[small] = cell
         return cell
+
+    def _wanted(self, size: int, small: bool, page: int) -> int:
+        """Return what a growing segment must be longer by, in whole pages, to end with `size` free bytes."""
+        tail = self._tails.get(small)
+        room = tail.size if tail is not None and not tail.used else 0
+        return -(-(size - room) // page) * page
 
     def _reserve(self, size: int) -> bool:
         if self.reserved + size > self.capacity:

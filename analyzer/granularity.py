@@ -64,13 +64,14 @@ def measure_use(card: Card, j: int) -> dict[str, float]:
     if card.holdings[j].kind == "whole" and np.isnan(memory).all():
         memory = card.of_card("memory_used_bytes")[alive]
     quota = card.quota[alive, j]
+    quota = quota[~np.isnan(quota)]
     return {
         "compute": _quantile(known),
         "typical": float(np.median(known)) if len(known) else math.nan,
         "bandwidth": _quantile(own[~np.isnan(own)]),
         "memory": float(np.nanmax(memory)) / total if np.isfinite(memory).any() else math.nan,
-        "active": float((known >= _WORKS * np.nanmax(quota)).mean()) if len(known) else math.nan,
-        "quota": float(np.nanmean(quota)) if np.isfinite(quota).any() else math.nan,
+        "active": float((known >= _WORKS * quota.max()).mean()) if len(known) and len(quota) else math.nan,
+        "quota": float(quota.mean()) if len(quota) else math.nan,
         "samples": float(len(known)),
         "lived": float(alive.sum()),
         "days": float(alive.sum()) * card.interval_seconds / 86_400,
@@ -159,6 +160,8 @@ def judge_granularity(row: Mapping[str, Any], context: Context) -> Finding | str
     offline = promise is not None and promise.declared and promise.declaration.service_class == "offline"
     cuts = fitting_cuts(use, row["model"], online=not offline)
     held = 1.0 if row["kind"] == "whole" else use["quota"]
+    if math.isnan(held):
+        return "its quota is not known (sm_quota_ratio)"
     best = _better(row, use, cuts, held)
     if best is None:
         return None

@@ -30,9 +30,8 @@ _LOADED = 0.2  # activity of the card from which its values are compared and mus
 _STILL_INTERVALS, _STILL_SECONDS = 10, 120.0
 _MOVING = ("power_watts", "temperature_celsius", "sm_clock_hertz")
 _FEW_REJECTS = 5
-_CAPPED = (
-    "above_1_capped"  # several processes of a slice at once: their time shares sum to more than 1, and that is told
-)
+# Several processes of a slice at once: their time shares sum to more than 1, and that is told.
+_CAPPED = "above_1_capped"
 _TOO_MANY_REJECTS = 0.005  # of the expected samples
 _OVER_POWER, _OVER_MEMORY, _OVER_ACTIVITY, _METER_GAP = 1.3, 1.02, 1.1, 0.25
 _FEWEST_SAMPLES, _FEWEST_EQUALS, _SURE_EQUALS = 30, 5, 8

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from datetime import datetime
+from shlex import quote
 from typing import Any, ClassVar
 
 import pandas as pd
@@ -235,12 +236,14 @@ def _lost(row: dict[str, Any]) -> tuple[Verdict, str]:
 
 
 def how_to_check(kind: str, gpu: str, slice_id: str) -> str:
-    """Return a command that shows whether anything runs there."""
+    """Return a command that shows whether anything runs there; names are quoted, since people paste it into a shell."""
+    card = quote(gpu)
     if kind == "mig":
-        return f"dcgmi dmon -e 1001,1002 -i {gpu}/{slice_id.removeprefix('gi')} -c 30"
+        instance = quote(f"{gpu}/{slice_id.removeprefix('gi')}")
+        return f"dcgmi dmon -e 1001,1002 -i {instance} -c 30"
     if kind == "whole":
-        return f"nvidia-smi -i {gpu} --query-gpu=utilization.gpu,memory.used --format=csv -l 2"
-    return f"nvidia-smi pmon -i {gpu} -c 30"
+        return f"nvidia-smi -i {card} --query-gpu=utilization.gpu,memory.used --format=csv -l 2"
+    return f"nvidia-smi pmon -i {card} -c 30"
 
 
 def _subjects(row: dict[str, Any]) -> tuple[SubjectRef, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from shlex import quote
 from typing import Any, ClassVar
 
 import numpy as np
@@ -306,7 +307,7 @@ def _judge_ghost(row: dict[str, Any], context: Context) -> Finding | None:
             "minutes": v["minutes"],
             "card_bytes": v["total"],
             "living_slices": v["living"],
-            "check": f"nvidia-smi --query-compute-apps=pid,used_memory --format=csv -i {row['gpu']}",
+            "check": f"nvidia-smi --query-compute-apps=pid,used_memory --format=csv -i {quote(row['gpu'])}",
             "what_to_do": (
                 "on the node, look who has the device open (fuser -v /dev/nvidia*) and end what is left over; where "
                 "nobody has, the card gives it back when it is reset, empty"

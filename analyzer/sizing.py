@@ -81,7 +81,7 @@ def smallest_profile(model: str, present: str, target: float, memory_bytes: floa
 def _gigabytes(profile: str) -> float:
     """Memory that a profile's name promises (`1g.10gb`); none told: all of it."""
     digits = profile.partition(".")[2].partition("gb")[0]
-    return float(digits) if digits.isdigit() else math.inf
+    return float(digits) if digits.isdecimal() else math.inf
 
 
 def compute_use(card: Card, j: int, settings: AnalyzeSettings) -> dict[str, Any]:

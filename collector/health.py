@@ -213,10 +213,10 @@ class XidWatch:
                 code, times = int(value), 1
                 happened = code != 0 and value != before
             elif reading.nature == "xid_new":
-                code, times = int(reading.code) if reading.code.isdigit() else 0, int(value)
+                code, times = int(reading.code) if reading.code.isdecimal() else 0, int(value)
                 happened = code != 0 and times > 0
             else:
-                code = int(reading.code) if reading.code.isdigit() else 0
+                code = int(reading.code) if reading.code.isdecimal() else 0
                 times = int(value - (before or 0.0)) if before is not None or reading.nature == "xid_window" else 0
                 happened = code != 0 and times > 0
             if happened:

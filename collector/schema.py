@@ -211,5 +211,3 @@ MEASUREMENTS: dict[str, Measurement] = {m.name: m for m in (GPU, SLICE, NODE, QU
 # Tenant and workload of a slice: nobody holds it / the holder could not be resolved in time.
 NOBODY = "none"
 UNKNOWN = "unknown"
-
-SLICE_KINDS = ("mig", "mps", "timeslice", "vgpu", "whole")

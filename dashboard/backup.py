@@ -34,6 +34,7 @@ MANIFEST = "backup.json"
 _SCHEMA = 1
 _STORE, _STATE = "store", "state.db"
 _PIECE = 1 << 20
+_SQLITE_ENDINGS = ("-wal", "-shm")  # of files beside a database that is in use
 
 
 class _Kept(BaseModel):
@@ -170,7 +171,8 @@ def _prepare(source: Path, beside: Path) -> None:
     """Copy a file or a folder to the disk, in the place of what an earlier try left."""
     if beside.is_dir():
         shutil.rmtree(beside)
-    beside.unlink(missing_ok=True)
+    for ending in ("", *_SQLITE_ENDINGS):  # a log of an earlier try would be played into the new copy
+        beside.with_name(beside.name + ending).unlink(missing_ok=True)
     beside.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
         shutil.copytree(source, beside)
@@ -188,13 +190,13 @@ def _look_through(settings: Settings, places: dict[str, Path]) -> None:
         raise InputRejectedError(f"the store of the backup is damaged: {problems[0]}")
     if _STATE in places:
         open_state(StateSettings(path=_beside(places[_STATE]))).close()
-        for ending in ("-wal", "-shm"):
+        for ending in _SQLITE_ENDINGS:
             _beside(places[_STATE]).with_name(_beside(places[_STATE]).name + ending).unlink(missing_ok=True)
 
 
 def _put(place: Path, stamp: str) -> None:
     """Put what stands at a place aside, with a database's own files, and the copy in its place."""
-    for ending in ("", "-wal", "-shm"):
+    for ending in ("", *_SQLITE_ENDINGS):
         old = place.with_name(place.name + ending)
         if old.exists():
             old.rename(old.with_name(f"{place.name}.before-{stamp}{ending}"))

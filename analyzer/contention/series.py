@@ -94,11 +94,6 @@ class Lane:
         """What an operator calls it."""
         return self.workload if self.workload not in ("", UNKNOWN) else self.slices[-1]
 
-    @property
-    def alive_samples(self) -> int:
-        """Grid points inside its lives."""
-        return sum(last - first + 1 for first, last in self.lives)
-
 
 @dataclass(frozen=True, slots=True)
 class Card:

@@ -20,7 +20,6 @@ from collector.influx.client import Flavour, InfluxClient
 from collector.settings import InfluxSettings
 from collector.store.request import HOUR, MINUTE, RAW
 
-TIERS = (RAW, MINUTE, HOUR)
 _SHARD_SECONDS = {RAW: 86_400, MINUTE: 7 * 86_400, HOUR: 30 * 86_400}
 DAY_SECONDS = 86_400
 

@@ -162,7 +162,7 @@ def _int(text: str) -> int:
 
 
 def _time(text: str) -> float | None:
-    if text.isdigit():
+    if text.isdecimal():
         return float(text)
     try:  # a site's own SLURM_TIME_FORMAT, or a recording: local time without a zone
         return datetime.fromisoformat(text).astimezone().timestamp()

@@ -16,7 +16,6 @@ from collector.schema import MEASUREMENTS, Measurement
 
 CACHE_BYTES = 64 * 2**20
 _EARLIEST_MS, _LATEST_MS = (to_ms(instant) for instant in (EARLIEST, LATEST))
-_TIME = pa.timestamp("ms", tz="UTC")
 _DECLARED = {name: {f.name: f for f in spec.arrow_schema()} for name, spec in MEASUREMENTS.items()}
 # Threads cost ten times the work itself on blobs of this size.
 _WRITE = pa.ipc.IpcWriteOptions(use_threads=False)

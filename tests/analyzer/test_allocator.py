@@ -198,6 +198,16 @@ def test_a_growing_batch_is_served_in_place_by_an_expandable_segment() -> None:
     assert best.peak_reserved == 140 * MIB  # 128 MiB in pages of 20 MiB
 
 
+def test_a_growing_segment_that_went_back_is_mapped_anew() -> None:
+    allocator = CachingAllocator(100 * MIB, AllocatorSettings(expandable=True))
+    allocator.malloc("small", 100)
+    allocator.malloc("large", 60 * MIB)
+    allocator.free("small")
+    allocator.free("large")
+    assert allocator.malloc("all", 100 * MIB)
+    assert (allocator.reserved, allocator.allocated) == (100 * MIB, 100 * MIB)
+
+
 def test_large_blocks_stay_whole_under_a_split_limit() -> None:
     allocator = CachingAllocator(settings=AllocatorSettings(max_split_bytes=64 * MIB))
     allocator.malloc("big", 200 * MIB)

@@ -94,6 +94,16 @@ def test_an_idle_holder_is_not_told_to_share(make_node: MakeNode) -> None:
     assert judge(whole(make_node, sm_active_ratio=0.0)) == []
 
 
+def test_without_a_quota_nothing_is_told(make_node: MakeNode) -> None:
+    node = make_node(hours=30)
+    node.card(sm_active_ratio=0.9, memory_used_bytes=40e9, memory_free_bytes=40e9)
+    node.slice("a", kind="vgpu", busy_ratio=0.9, memory_used_bytes=30e9)
+    detector = BottleneckDetector()
+    found = detector.conclude(detector.measure(node.partition()), node.context())
+    assert [f for f in found.findings if f.code == "TT321"] == []
+    assert [w.reason for w in found.withheld if w.code == "TT321"] == ["its quota is not known (sm_quota_ratio)"]
+
+
 def test_a_share_that_wants_a_card(make_node: MakeNode) -> None:
     node = make_node(hours=30)
     node.card(sm_active_ratio=0.9, memory_used_bytes=40e9, memory_free_bytes=40e9)

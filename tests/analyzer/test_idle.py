@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from datetime import timedelta
 from typing import Any
 
@@ -307,6 +308,12 @@ def test_order_of_rows_does_not_matter(make_node: MakeNode) -> None:
 
 def test_how_to_check_a_whole_card() -> None:
     assert how_to_check("whole", "GPU-1", "whole").startswith("nvidia-smi -i GPU-1")
+
+
+@pytest.mark.parametrize("kind", ["whole", "mig", "mps"])
+def test_names_are_no_shell_in_a_check(kind: str) -> None:
+    words = shlex.split(how_to_check(kind, "GPU-1; reboot", "gi3"))
+    assert [word for word in words if "reboot" in word] == ["GPU-1; reboot" + ("/3" if kind == "mig" else "")]
 
 
 def test_a_smaller_profile_must_hold_the_memory_too(make_node: MakeNode) -> None:

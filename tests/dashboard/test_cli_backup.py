@@ -144,6 +144,18 @@ def test_a_restore_that_was_broken_off_is_taken_up(
     assert (values(), state_note()) == ([0.1, 0.2, 0.5], "then")
 
 
+def test_the_log_of_an_earlier_try_is_not_played_into_the_copy(trimtab: Callable[..., Ran], world: Path) -> None:
+    assert trimtab("backup", "copy").code == 0
+    shutil.copyfile("copy/state.db", "earlier.db")
+    with closing(sqlite3.connect("earlier.db")) as db:
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("UPDATE note SET said = 'stale'")
+        db.commit()
+        shutil.copyfile("earlier.db-wal", "var/.state.db.restoring-wal")
+    assert trimtab("restore", "copy", "--replace").code == 0
+    assert state_note() == "then"
+
+
 @pytest.mark.parametrize(
     ("damage", "said", "code"),
     [

@@ -53,7 +53,13 @@ def test_requests_are_read(text: str, wish: Wish) -> None:
     assert parse_request(text) == wish
 
 
-@pytest.mark.parametrize("text", ["", "x", "1.5", "0", "0x1", "0.5,colour=red", "0.5,memory", "0.5,cpu=many", "-1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "x", "1.5", "0", "0x1", "0.5,colour=red", "0.5,memory", "0.5,cpu=many", "-1"),
+        *("0.5,memory=nan", "0.5,memory=-3", "0.5,cpu=inf", "0x1g.10gb", "1g.10gb,memory=40"),
+    ],
+)
 def test_what_is_no_request_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="expected"):
         parse_request(text)

@@ -175,10 +175,14 @@ def parse_request(text: str) -> Wish:
         memory, cpu = float(values.get("memory", "0")) * 2**30, float(values.get("cpu", "0"))
     except ValueError:
         raise ConfigurationError(f"expected numbers for memory and cpu, got {text!r}") from None
+    if not (0 <= memory < math.inf and 0 <= cpu < math.inf):
+        raise ConfigurationError(f"expected memory and cpu of 0 or more in a request, got {text!r}")
     if found is None:
         raise ConfigurationError(f"expected a request such as 0.5, 2, 2x0.5 or 1g.10gb, got {text!r}")
     cards, kind = int(found["cards"] or 1), values.get("type", "")
     if "g" in found["what"]:
+        if cards < 1 or "memory" in values:
+            raise ConfigurationError(f"expected an instance or more, whose memory its profile tells, got {text!r}")
         return Wish(cards, 1.0, 0.0, cpu, found["what"], kind)
     share = float(found["what"])
     if share > 1 and found["cards"] is None and share == int(share):
