@@ -98,6 +98,8 @@ if waiting.written_down:
         st.caption(f"and {len(waiting.written_down) - _SHOWN} more: trimtab changes")
 if not waiting.asked and not waiting.written_down:
     page.empty("Nothing is recommended now: the fleet is as the tuner wants it.")
+for line in plan.notes[:_SHOWN]:
+    st.caption(escaped(named(line, names)))
 st.subheader("What the guards decided against", anchor=False)
 if not plan.drops:
     page.empty("Nothing in the newest plan.")

@@ -17,7 +17,7 @@ from dashboard.config_errors import nearest
 from tuner import consent, journal
 from tuner.model import Change
 from tuner.record import ChangeState, GroupRecord
-from tuner.state import State, get_group, list_drops, list_groups
+from tuner.state import State, get_group, latest_plan_id, list_drops, list_groups, plan_notes
 from tuner.state.codec import group_to_json
 
 group = typer.Typer(help="List what the tuner planned and did; approve, reject and roll back.")
@@ -59,9 +59,12 @@ def changes(
     context = context_of(ctx)
     states = _states(state, every=every)
     records: list[GroupRecord] = []
+    notes: tuple[str, ...] = ()
     if context.has_state:
         with opened_state(context) as opened:
             records = list_groups(opened, states=states, limit=limit)
+            newest = latest_plan_id(opened)
+            notes = () if newest is None else plan_notes(opened, newest)
     if json:
         print_json({"schema_version": 1, "changes": [document(record) for record in records]})
         return
@@ -74,6 +77,8 @@ def changes(
     waiting = sum(record.state is ChangeState.PLANNED and record.decision == "ask" for record in records)
     if waiting:
         note(f"{waiting} wait for an answer: trimtab changes approve ID --why TEXT, or reject")
+    for line in notes:
+        note(line)
 
 
 @group.command()

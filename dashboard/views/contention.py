@@ -70,6 +70,11 @@ def _row(finding: Finding, names: CardNames) -> tuple[Any, ...]:
     )
 
 
+def asks_for_a_throttle(finding: Finding) -> bool:
+    """Whether a probe is among what would decide an open pair of one card."""
+    return finding.code == "TT101" and any("a short throttle of" in need for need in finding.needs)
+
+
 def who(subject: SubjectRef) -> str:
     """Return `tenant/workload`, or the slice where nobody is known."""
     return printable(f"{subject.tenant}/{subject.workload}" if subject.workload else subject.slice)

@@ -16,10 +16,14 @@ from streamlit.testing.v1 import AppTest
 from collector.batch import Batch, Fact, Subject, make_rows
 from collector.settings import StoreSettings
 from collector.store import EmbeddedStore
+from dashboard.app_parts import loaders
+from dashboard.app_parts.loaders import NewestPlan
 from dashboard.app_parts.page import PAGES
 from dashboard.serve import APP
+from dashboard.views import contention
 from tuner import journal, killswitch
 from tuner.model import Freeze
+from tuner.planner.probes import NO_LIVE_SHARE
 from tuner.record import ChangeState
 from tuner.settings import StateSettings
 from tuner.state import open_state
@@ -139,6 +143,16 @@ def test_forecast_shows_another_series(world: Path) -> None:
     assert metrics(app)["Now"].endswith("cards")
     app.selectbox(key="forecast_series").select_index(1).run()
     assert not app.exception
+
+
+def test_open_pairs_that_no_probe_can_decide_are_told(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    note = f"4 open pairs of TT101 cannot be tried out: {NO_LIVE_SHARE}"
+    monkeypatch.setattr(contention, "asks_for_a_throttle", lambda _: True)
+    monkeypatch.setattr(loaders, "newest_plan", lambda: NewestPlan("plan-9", (), {}))
+    assert "cannot throttle it" not in said(open_page("contention"))
+    monkeypatch.setattr(loaders, "newest_plan", lambda: NewestPlan("plan-9", (), {}, (note,)))
+    assert f"The tuner cannot throttle it: {NO_LIVE_SHARE}." in said(open_page("contention"))
+    assert "4 open pairs of TT101 cannot be tried out" in said(open_page("recommendations"))
 
 
 def test_a_recommendation_is_approved_with_a_reason(world: Path) -> None:

@@ -451,6 +451,13 @@ def test_pairs_show_effect_and_interval_in_percent() -> None:
     assert [row["lower"], row["effect"], row["upper"]] == pytest.approx([20, 30, 40])
 
 
+def test_a_throttle_is_asked_for_by_open_pairs_of_a_card() -> None:
+    needs = ("a second start", "a short throttle of the suspect")
+    assert contention.asks_for_a_throttle(replace(_pair(), code="TT101", needs=needs))
+    assert not contention.asks_for_a_throttle(replace(_pair(), code="TT102", needs=needs))
+    assert not contention.asks_for_a_throttle(replace(_pair(), code="TT101", needs=("a longer window",)))
+
+
 def test_evidence_is_in_words_without_what_is_absent() -> None:
     rows = dict(contention.evidence(_pair()).itertuples(index=False, name=None))
     assert rows["why this verdict"] == HOSTILE

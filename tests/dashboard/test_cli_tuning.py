@@ -34,7 +34,8 @@ def planned(elsewhere: Path) -> datetime:
     """A plan: one group waits for an answer, one is in force, one was dropped by a guard."""
     now = datetime.now(UTC)
     records = [made("g-ask", "ask", now), made("g-go", "go", now, "trainer"), made("g-drop", "ask", now, "batch")]
-    plan = Plan("plan-1", now, now, tuple(record.group for record in records))
+    notes = ("2 open pairs of TT101 cannot be tried out: no share acts at once",)
+    plan = Plan("plan-1", now, now, tuple(record.group for record in records), notes=notes)
     with_state = open_state(StateSettings())
     record_plan(
         with_state, plan, records[:2], [Drop("g-drop", "cooldown", "dropped", "changed 5 min ago")], actor="t", now=now
@@ -115,6 +116,7 @@ def test_changes_are_listed_newest_first_without_the_dropped(trimtab: Callable[.
     assert "ranker sm_quota_ratio 50.0% -> 60.0%" in by_id["g-ask"]
     assert "verifying" in by_id["g-go"]
     assert "1 wait for an answer" in ran.err
+    assert "2 open pairs of TT101 cannot be tried out" in ran.err
     document = json.loads(trimtab("changes", "--all", "--json").out)
     assert {change["id"]: change["state"] for change in document["changes"]} == {
         "g-ask": "planned",

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tuner.model import Knob, KnobEffect, Target
 from tuner.planner import CardView, PlannerInput, QueueView, SliceView, make_plan, plan_fast
+from tuner.planner.probes import NO_LIVE_SHARE
 from tuner.planner.reserve import reserve_share, utilisation_limit
 from tuner.settings import TunerSettings
 
@@ -255,6 +256,21 @@ def test_confidence_falls_with_coverage_and_youth_and_by_its_record() -> None:
     blamed = replace(world(card(slice_view("chat"), offline)), confidence={"give": 0.5})
     assert make_plan(blamed, SETTINGS).groups[0].confidence == pytest.approx(0.45)
     assert all(g.risk for g in (old, young, thin))
+
+
+def test_open_pairs_without_a_share_that_acts_at_once_are_told() -> None:
+    plain = world(card(slice_view("a"), slice_view("b", "offline")))
+    assert make_plan(plain, SETTINGS).notes == ()
+    (note,) = make_plan(replace(plain, open_pairs=3), SETTINGS).notes
+    assert note == f"3 open pairs of TT101 cannot be tried out: {NO_LIVE_SHARE}"
+    assert make_plan(replace(plain, open_pairs=1), SETTINGS).notes[0].startswith("1 open pair of")
+    live = replace(plain, open_pairs=3, knobs=(*KNOBS, replace(NEW_ONLY, effect=KnobEffect.LIVE)))
+    assert make_plan(live, SETTINGS).notes == ()
+    assert make_plan(replace(plain, open_pairs=3), replace_probes(0)).notes == ()
+
+
+def replace_probes(pairs: int) -> TunerSettings:
+    return SETTINGS.model_copy(update={"probe_pairs": pairs})
 
 
 def test_the_same_world_gives_the_same_plan() -> None:

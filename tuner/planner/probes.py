@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 
 from analyzer.contention.probe import BUSY, FEWEST_PAIRS, POWER, Prospect, pairs_to_run, sought
-from tuner.model import Change, Group, Knob, Trial
+from tuner.model import Change, Group, Knob, KnobEffect, Trial
 from tuner.planner.reserve import reserve_share
 from tuner.planner.views import SHARE_KNOB, Candidate, CardView, PlannerInput, SliceView, knob_for
 from tuner.settings import TunerSettings
@@ -17,6 +18,7 @@ BLOCK_SAMPLES = 4  # a block has at least so many rows
 _LEAST_TAKEN = 0.3  # of the suspect's activity: a smaller cut would be lost in the noise
 _BURST = 1.5  # times its forecast, and by so much of the card
 _BURST_SHARE = 0.05
+NO_LIVE_SHARE = "no share acts on running work at once under this backend, as a probe needs it"
 _RISK = "the suspect's work is late for nothing where the two do not touch; an objective that is missed ends it at once"
 
 
@@ -48,6 +50,11 @@ def unrest(card: CardView) -> str:
     return incident(card)
 
 
+def can_probe(knobs: Sequence[Knob]) -> bool:
+    """Whether a share acts on running work at once: else nothing is held back and let go by the minute."""
+    return any(knob.name == SHARE_KNOB and knob.effect is KnobEffect.LIVE for knob in knobs)
+
+
 def propose_probes(world: PlannerInput, settings: TunerSettings) -> tuple[list[Group], list[str]]:
     """Return one probe a card at most, and why the other open pairs are not tried out.
 
@@ -57,6 +64,9 @@ def propose_probes(world: PlannerInput, settings: TunerSettings) -> tuple[list[G
         return [], []
     groups: list[Group] = []
     notes: list[str] = []
+    if world.open_pairs and not can_probe(world.knobs):
+        pairs = "1 open pair" if world.open_pairs == 1 else f"{world.open_pairs} open pairs"
+        notes.append(f"{pairs} of TT101 cannot be tried out: {NO_LIVE_SHARE}")
     ranked = sorted(world.candidates, key=_rank)
     for card in world.cards:
         views = {view.target: view for view in card.slices}

@@ -37,7 +37,7 @@ def find_candidates(
         interval_seconds: grid of the rows.
         settings: of the analysis.
     """
-    wanted = [f for f in findings if f.code == _CODE and f.verdict in _OPEN]
+    wanted = open_pairs(findings)
     if not wanted:
         return ()
     tried = experiments(store.facts(Window(window.end - VALID_FOR, window.end)), window.end)
@@ -69,6 +69,11 @@ def find_candidates(
                 )
             )
     return tuple(found)
+
+
+def open_pairs(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the pairs of a card whose verdict is open."""
+    return [f for f in findings if f.code == _CODE and f.verdict in _OPEN]
 
 
 def _most_likely(finding: Finding) -> tuple[bool, float, str]:

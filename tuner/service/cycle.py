@@ -24,16 +24,16 @@ from tuner.execute import REVALIDATE_SECONDS, Executor, Step, frozen_targets
 from tuner.guards import FAILED_PAST, PAST, TRIAL_GUARDS, Vitals, World, domain_of, run_guards, still_allowed
 from tuner.journal import LeaseLostError, StateMovedError, expire_waiting, record_plan
 from tuner.lease import Lease
-from tuner.model import Backend, BackendState, Group, KnobEffect, Plan, Target
+from tuner.model import Backend, BackendState, Group, Plan, Target
 from tuner.outcome import list_outcomes, proven_kinds, track_record
 from tuner.place import undone_id
 from tuner.planner import make_plan, plan_fast
-from tuner.planner.probes import unrest
+from tuner.planner.probes import can_probe, unrest
 from tuner.planner.reserve import reserve_share
-from tuner.planner.views import SHARE_KNOB, Candidate
+from tuner.planner.views import Candidate
 from tuner.record import OPEN_STATES, ChangeState, Drop, GroupRecord
 from tuner.service.analyse import MapNodes, find
-from tuner.service.candidates import find_candidates
+from tuner.service.candidates import find_candidates, open_pairs
 from tuner.service.evidence import EvidenceReader, WindowCache
 from tuner.service.readback import quota_rows
 from tuner.service.trials import TrialParts, Trials
@@ -177,6 +177,7 @@ class Tuner:
             sight.planner,
             confidence=track_record(list_outcomes(self._parts.state), now),
             candidates=self._untouched_candidates(),
+            open_pairs=len(open_pairs(self._findings)),
         )
         if self._parts.read_back:
             self._parts.store.write(quota_rows(sight.state, now, self._parts.interval_seconds))
@@ -242,8 +243,7 @@ class Tuner:
             map_nodes=parts.map_nodes,
         )
         self.remember(findings, now)
-        live = any(k.name == SHARE_KNOB and k.effect is KnobEffect.LIVE for k in parts.backend.knobs())
-        if parts.settings.probe_pairs and live:  # else no probe could be run: not worth the reading
+        if parts.settings.probe_pairs and can_probe(list(parts.backend.knobs())):  # else not worth the reading
             self._candidates = find_candidates(
                 parts.store, self._findings, window, parts.interval_seconds, parts.analyze
             )

@@ -22,6 +22,7 @@ from tuner.state.plans import (
     list_groups,
     open_groups,
     past_groups,
+    plan_notes,
     waiting_groups,
 )
 
@@ -40,6 +41,7 @@ __all__ = [
     "open_groups",
     "open_state",
     "past_groups",
+    "plan_notes",
     "record_findings",
     "remove_suppression",
     "unsuppressed",

@@ -203,6 +203,14 @@ def latest_plan_id(state: State) -> str | None:
         return connection.scalar(select(PlanRow.id).order_by(PlanRow.made_at.desc(), PlanRow.id.desc()).limit(1))
 
 
+def plan_notes(state: State, plan_id: str) -> tuple[str, ...]:
+    """Return what a plan says about what it did not plan; nothing for a plan that is not there."""
+    with state.reading() as connection:
+        found = connection.scalar(select(PlanRow.notes).where(PlanRow.id == plan_id))
+    notes: Any = [] if found is None else parse(found)
+    return tuple(str(note) for note in notes)
+
+
 def count_states(state: State, since: datetime | None = None) -> dict[ChangeState, int]:
     """Return how many groups are in each state (updated at or after `since`)."""
     query = select(GroupRow.state, func.count()).group_by(GroupRow.state)
