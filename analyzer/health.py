@@ -200,7 +200,7 @@ def _lost(subject: tuple[SubjectRef, ...], row: dict[str, Any], errors: pd.DataF
         Verdict.HOLDS,
         subject,
         context.window,
-        claim=f"{subject[0].gpu} {since_text} while its node {subject[0].node} goes on reporting{because}",
+        claim=f"{subject[0].gpu} {since_text} while {subject[0].node} goes on reporting{because}",
         risk="a card that was taken out on purpose, or whose exporter lost it alone, looks the same",
         confidence=0.95 if told or numbers else 0.8,
         coverage=1.0,

@@ -179,7 +179,7 @@ def _throttled(row: dict[str, Any], others: int, of: int, context: Context) -> F
         why = "for heat, while its node's other cards stay cool" if of else "for heat"
         do = "look at the card's heatsink, seating and airflow"
     out = share >= _OUT
-    degrees = "" if math.isnan(row["hottest"]) else f", up to {row['hottest']:.0f} degrees"
+    degrees = "" if math.isnan(row["hottest"]) else f", up to {row['hottest']:.0f} °C"
     return make_finding(
         "TT603",
         Verdict.HOLDS,

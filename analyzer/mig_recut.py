@@ -122,10 +122,13 @@ def _destroyed(card: _Placed, created: Sequence[Instance]) -> list[Instance]:
 def _better(card: _Placed, created: Sequence[Instance], context: Context) -> Finding:
     gone = _destroyed(card, created)
     text = ", ".join(_text(i) for i in created)
-    claim = (
-        f"{card.seen.name}: {len(created)} waiting {'requests' if len(created) > 1 else 'request'} would fit "
-        f"({text}) if what nobody holds were cut anew: destroy {', '.join(_text(i) for i in gone)}"
+    how = (
+        f"if what nobody holds were cut anew: destroy {', '.join(_text(i) for i in gone)}"
+        if gone
+        else "if its free slices were cut: nothing needs to be destroyed"
     )
+    waiting = f"{len(created)} waiting {'requests' if len(created) > 1 else 'request'}"
+    claim = f"{card.seen.name}: {waiting} would fit ({text}) {how}"
     return make_finding(
         "TT222",
         Verdict.HOLDS if card.seen.placed else Verdict.SUSPECTED,

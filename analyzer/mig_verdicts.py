@@ -157,7 +157,8 @@ def _mig_claim(row: dict[str, Any], board: Board, measured: MigMeasure, unwanted
     if unwanted:
         text.append(f"{', '.join(unwanted)} is held by nobody and asked for by nobody")
     if measured.mix_placement_fragmentation >= _PLACEMENT:
-        text.append(f"{measured.mix_placement_fragmentation:.0%} of what is asked for does not fit for its place alone")
+        lost = f"{measured.mix_placement_fragmentation:.0%}"
+        text.append(f"{lost} of what is asked for would fit if the free slices lay elsewhere")
     return f"{row['gpu']} on {row['node']}: {'; '.join(text)}"
 
 

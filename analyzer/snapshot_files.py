@@ -109,13 +109,18 @@ def _read_table(text: str, name: str) -> Snapshot:
         _requests(snapshot, [{**row, "weight": 1} for row in _lines(rows, snapshot, name)], name)
         return snapshot
     else:
+        told = ", ".join(sorted(columns))
+        got = f"columns {_shortened(told) or 'none'}" if told.isprintable() else "something that is no text"
         raise InputRejectedError(
-            f"expected a table of nodes, pods or requests in {name}, got columns "
-            f"{', '.join(sorted(columns)) or 'none'}; see docs/snapshot.md"
+            f"expected a table of nodes, pods or requests in {name}, got {got}; see docs/snapshot.md"
         )
     for row in _lines(rows, snapshot, name):
         _try(snapshot, f"{name} line {rows.line_num}", kind, row)
     return snapshot
+
+
+def _shortened(text: str, most: int = 200) -> str:
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def _lines(rows: csv.DictReader[str], snapshot: Snapshot, name: str) -> Iterator[dict[str, Any]]:

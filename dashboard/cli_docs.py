@@ -81,7 +81,7 @@ def _names(parameter: TyperArgument | TyperOption) -> str:
 def _about(parameter: TyperArgument | TyperOption) -> str:
     text = (parameter.help or "").replace("|", "\\|")
     default = parameter.default
-    shown = "" if default is None or default is False or default in ([], ()) else f" Default: `{default}`."
+    shown = "" if default is None or default is False or default in ([], (), "") else f" Default: `{default}`."
     return text + shown
 
 

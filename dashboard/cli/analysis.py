@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from analyzer.codes import codes
 from analyzer.findings import CLAIMS, Finding, Role, SubjectRef, Verdict
 from analyzer.health_board import CardState, health_board
 from analyzer.hollow import MEASURES, fleet_hollow
@@ -147,6 +148,7 @@ def analyze(
             print_devices(memory, devices)
         return
     options = plan_options(plan, request, moves, fragmentation=family is Family.FRAGMENTATION)
+    _known_codes(fail_on)
     context = context_of(ctx)
     if snapshot:
         if family is not Family.FRAGMENTATION or rows:
@@ -186,6 +188,14 @@ def analyze(
     else:
         print_analysis(analysis, every=every, hidden=frozenset(hidden))
     _fail([f for f in analysis.findings if f.id not in hidden], fail_on)
+
+
+def _known_codes(fail_on: Sequence[str] | None) -> None:
+    for code in fail_on or ():
+        if not any(known.startswith(code) for known in codes()):
+            raise ConfigurationError(
+                f"expected a finding code or its beginning as --fail-on, such as TT6, got {code!r}"
+            )
 
 
 def _fail(findings: Iterable[Finding], fail_on: Sequence[str] | None) -> None:
@@ -254,7 +264,7 @@ def print_findings(findings: tuple[Finding, ...], names: CardNames) -> None:
                 finding.code,
                 finding.id[:_SHORT_ID],
                 Text(finding.verdict.value, style=STYLES[finding.verdict]),
-                subjects_text(finding),
+                subjects_text(finding, names),
                 named(finding.claim, names),
                 effect_text(finding),
                 f"{finding.confidence:.0%}",
@@ -266,17 +276,19 @@ def print_findings(findings: tuple[Finding, ...], names: CardNames) -> None:
     )
 
 
-def subjects_text(finding: Finding) -> str:
+def subjects_text(finding: Finding, cards: CardNames) -> str:
     """Return who a finding speaks of: `suspect -> victim` for a pair."""
-    by_role = {role: [_subject_text(s) for s in finding.subjects if s.role is role] for role in Role}
+    by_role = {role: [_subject_text(s, cards) for s in finding.subjects if s.role is role] for role in Role}
     if by_role[Role.SUSPECT] and by_role[Role.VICTIM]:
         return f"{', '.join(by_role[Role.SUSPECT])} -> {', '.join(by_role[Role.VICTIM])}"
     names = [name for names in by_role.values() for name in names]
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _subject_text(subject: SubjectRef) -> str:
+def _subject_text(subject: SubjectRef, cards: CardNames) -> str:
     who = f"{subject.tenant}/{subject.workload}" if subject.workload else ""
+    if not who and subject.gpu in cards:
+        return cards[subject.gpu]
     where = "/".join(part for part in (subject.node, subject.gpu if not who else "") if part)
     return f"{who} on {where}" if who and where else who or where or subject.tenant or subject.cluster
 
@@ -290,8 +302,11 @@ def effect_text(finding: Finding) -> str:
         value, low, high = f"{effect.value:.0%}", f"{effect.lower:.0%}", f"{effect.upper:.0%}"
     elif effect.unit == "bytes":
         value, low, high = (f"{part / 2**30:.1f} GiB" for part in (effect.value, effect.lower, effect.upper))
+    elif effect.unit == "seconds":
+        value, low, high = (seconds(part) for part in (effect.value, effect.lower, effect.upper))
     else:
-        value, low, high = f"{effect.value:.3g} {effect.unit}", f"{effect.lower:.3g}", f"{effect.upper:.3g}"
+        unit = {"count": "", "gpu_hours": " card-hours"}.get(effect.unit, f" {effect.unit}")
+        value, low, high = f"{effect.value:.3g}{unit}", f"{effect.lower:.3g}", f"{effect.upper:.3g}"
     return value if low == high else f"{value} ({low} to {high})"
 
 
@@ -300,11 +315,13 @@ def _print_ledger(analysis: Analysis) -> None:
     capacity = float(fleet["capacity"])
     if not capacity > 0:
         return
-    shares = [(name, float(fleet[name])) for name in (*LEVEL_1, "unaccounted_1")]
     say("")
-    say("where the capacity went: " + ", ".join(f"{name} {value / capacity:.1%}" for name, value in shares))
-    used = [(name, float(fleet[name])) for name in (*LEVEL_2, "unaccounted_2")]
-    say("of it, used was: " + ", ".join(f"{name} {value / capacity:.1%}" for name, value in used))
+    for title, names in (
+        ("where the capacity went", (*LEVEL_1, "unaccounted_1")),
+        ("of it, used was", (*LEVEL_2, "unaccounted_2")),
+    ):
+        shares = (f"{name.removesuffix('_1').removesuffix('_2')} {fleet[name] / capacity:.1%}" for name in names)
+        say(f"{title}: {', '.join(shares)}")
 
 
 def _print_cards(analysis: Analysis) -> None:

@@ -12,6 +12,8 @@ from dashboard.cli.output import clean as printable
 
 CardNames = Mapping[str, str]  # UUID -> name
 
+_TWICE = re.compile(r"(?<![\w.-])([\w.-]+) (GPU \w+) (?:(?:on|of) \1(?![\w-]|\.\w)|\(\1\))")
+
 
 def card_names(facts: pd.DataFrame) -> dict[str, str]:
     """Return UUID -> `node GPU index` of every card whose exporter told its index."""
@@ -22,9 +24,12 @@ def card_names(facts: pd.DataFrame) -> dict[str, str]:
 
 
 def named(text: str, names: CardNames) -> str:
-    """Return a sentence with the UUIDs of known cards replaced by their names; `X on node-a` says the node once."""
+    """Return a sentence with the UUIDs of known cards replaced by their names.
+
+    The names tell the node: `X on node-a`, `X of node-a` and `X (node-a)` say it once.
+    """
     if not names:
         return text
     pattern = re.compile("|".join(re.escape(gpu) for gpu in sorted(names, key=len, reverse=True)))
     told = pattern.sub(lambda match: names[match[0]], text)
-    return re.sub(r"\b(\S+) (GPU \S+?) on \1\b", r"\1 \2", told)
+    return _TWICE.sub(r"\1 \2", told)

@@ -211,7 +211,7 @@ def test_a_place_that_spoils_the_big_profile(make_node: MakeNode) -> None:
     assert finding.evidence["layouts_possible"] == 1
     assert finding.evidence["best"]["mix_placement_fragmentation"] == pytest.approx(0.5)
     assert finding.evidence["moves"] == [{"profile": "4g.20gb", "fewest_moves": 1}]
-    assert "50% of what is asked for does not fit for its place alone" in finding.claim
+    assert "50% of what is asked for would fit if the free slices lay elsewhere" in finding.claim
     json.dumps(finding.to_json(), allow_nan=False)
 
 

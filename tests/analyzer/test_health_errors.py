@@ -88,7 +88,7 @@ def test_one_hot_card_and_a_hot_node(make_node: MakeNode) -> None:
     node.card("GPU-2", **sound())
     finding = only(node, "TT603")
     assert "while its node's other cards stay cool" in finding.claim
-    assert "up to 91 degrees" in finding.claim
+    assert "up to 91 °C" in finding.claim
     assert finding.evidence["take_out"] is True
     node.card("GPU-3", **sound(throttle_thermal_ratio=0.1))
     node.card("GPU-4", **sound(throttle_thermal_ratio=0.1))

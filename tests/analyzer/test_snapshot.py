@@ -241,6 +241,9 @@ def test_kubernetes_mig_instances() -> None:
     [
         ("", "expected a table of nodes, pods or requests in file0, got columns none"),
         ("a,b\n1,2\n", "got columns a, b"),
+        ("\x00\x1b[31m,\ufffd\n", "got something that is no text; see"),
+        ("x" * 120_000, r"got columns x{200}\.\.\.; see"),
+        ("x" * 200_000, "expected a table in file0, got field larger than field limit"),
         ("{", "expected JSON in file0"),
         ("[1]", "expected an object with nodes, pods or requests"),
         ('{"nodes": 3}', "expected a list as nodes"),

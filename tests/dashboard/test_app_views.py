@@ -491,6 +491,8 @@ def test_cards_are_named_inside_sentences(store: FrameStore) -> None:
     assert names["GPU-a"] == "n GPU 0"
     assert named("x holds 13% of GPU-a on n and GPU-b", names) == "x holds 13% of n GPU 0 and n GPU 1"
     assert named("x on GPU-a", {}) == "x on GPU-a"
+    assert named("y on GPU-a of n: full; GPU-b (n), GPU-a on n.", names) == "y on n GPU 0: full; n GPU 1, n GPU 0."
+    assert named("y on GPU-a of n-2, GPU-a of n.x", names) == "y on n GPU 0 of n-2, n GPU 0 of n.x"
 
 
 def test_stored_findings_come_back_whole_and_only_the_newest(tmp_path: Path) -> None:

@@ -95,6 +95,8 @@ def test_cards_to_take_out_of_sharing_are_listed(trimtab: Callable[..., Ran]) ->
 def test_fail_on_speaks_of_findings_that_hold(trimtab: Callable[..., Ran]) -> None:
     assert trimtab("analyze", "--fail-on", "TT3").code == 1
     assert trimtab("analyze", "--fail-on", "TT1").code == 0
+    misspelt = trimtab("analyze", "--fail-on", "tt3")
+    assert (misspelt.code, misspelt.err.count("\n")) == (2, 1)
     assert trimtab("analyze", "--ignore", "TT3", "--fail-on", "TT3").code == 0
     only = json.loads(trimtab("analyze", "--select", "TT601", "--json").out)
     assert {f["code"] for f in only["findings"]} == {"TT601"}
@@ -133,7 +135,9 @@ def finding(effect: Effect | None, *subjects: SubjectRef) -> Finding:
         (Effect(0.2, "ratio", 0.1, 0.3), "20% (10% to 30%)"),
         (Effect(0.2, "ratio", 0.2, 0.2), "20%"),
         (Effect(2.0**31, "bytes", 2.0**30, 2.0**32), "2.0 GiB (1.0 GiB to 4.0 GiB)"),
-        (Effect(3, "count", 3, 3), "3 count"),
+        (Effect(3, "count", 3, 3), "3"),
+        (Effect(14400, "seconds", 3600, 21600), "4 h (60 min to 6 h)"),
+        (Effect(6.224, "gpu_hours", 6.224, 6.224), "6.22 card-hours"),
     ],
 )
 def test_effects_in_words(effect: Effect | None, expected: str) -> None:
@@ -145,13 +149,14 @@ def test_subjects_in_words() -> None:
         return SubjectRef(role, "c", node, "GPU-1", "gi1", workload, "t")
 
     pair = finding(None, ref(Role.VICTIM, "chat"), ref(Role.SUSPECT, "train"))
-    assert subjects_text(pair) == "t/train on n -> t/chat on n"
+    assert subjects_text(pair, {}) == "t/train on n -> t/chat on n"
     many = finding(None, *(ref(Role.SUBJECT, f"w{i}") for i in range(5)))
-    assert subjects_text(many) == "t/w0 on n, t/w1 on n, t/w2 on n and 2 more"
+    assert subjects_text(many, {}) == "t/w0 on n, t/w1 on n, t/w2 on n and 2 more"
     card = finding(None, SubjectRef(Role.SUBJECT, "c", "n", "GPU-1"))
-    assert subjects_text(card) == "n/GPU-1"
+    assert subjects_text(card, {}) == "n/GPU-1"
+    assert subjects_text(card, {"GPU-1": "n GPU 0"}) == "n GPU 0"
     fleet = finding(None, SubjectRef(Role.SUBJECT, "c"))
-    assert subjects_text(fleet) == "c"
+    assert subjects_text(fleet, {}) == "c"
 
 
 @pytest.mark.usefixtures("store")
