@@ -107,7 +107,7 @@ def _explain_finding(context: Context, wanted: str, paths: Rows, now: str | None
 def _print_finding(finding: Finding, about: Code | None) -> None:
     from dashboard.cli.analysis import effect_text  # noqa: PLC0415  loads every analyzer
 
-    title = finding.code if about is None else f"{finding.code}: {about.title}"
+    title = finding.code if about is None else f"{finding.code}, {about.title}"
     say(f"{finding.id} ({title}): {finding.verdict.value}")
     say("")
     say(finding.claim)

@@ -107,7 +107,7 @@ def test_a_finding_is_explained_with_the_rows_it_rests_on(trimtab: Callable[...,
     idle = next(f for f in listed if f["code"] == "TT301")
     ran = trimtab("explain", idle["id"][:12].upper())
     assert ran.code == 0, ran.err
-    assert ran.out.startswith(f"{idle['id']} (TT301, idle and held): holds")
+    assert ran.out.startswith(f"{idle['id']} (TT301, Idle and held): holds")
     for part in ("owner", "how it is computed: ", "how it can be wrong: ", "what to do: ", "rows of slice "):
         assert part in ran.out
     document = json.loads(trimtab("explain", idle["id"], "--json").out)
