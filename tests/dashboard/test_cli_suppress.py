@@ -126,4 +126,4 @@ def test_a_finding_is_explained_with_the_rows_it_rests_on(trimtab: Callable[...,
 def test_a_recorded_finding_is_told_as_it_was(trimtab: Callable[..., Ran], recorded: list[Finding]) -> None:
     ran = trimtab("explain", recorded[0].id)
     assert "search/notebook holds [red]25%[/red]" in ran.out
-    assert "3 gpu_hours (2 to 3)" in ran.out
+    assert "3 card-hours (2 to 3)" in ran.out
