@@ -123,6 +123,8 @@ class ContentionDetector:
         Each pair is exactly one finding, or (where nothing could test it) one entry of `withheld`. A pair that was
         tried out by a probe lately is judged by that.
         """
+        if measures.empty:  # no node had rows: there is not even a column
+            return Conclusion([], [])
         columns = [measures[name].tolist() for name in _COLUMNS]
         pairs = [_pair(dict(zip(_COLUMNS, row, strict=True))) for row in zip(*columns, strict=True)]
         pairs.sort(key=lambda pair: (pair.cluster, pair.node, pair.gpu, pair.victim, pair.suspect_gpu, pair.suspect))

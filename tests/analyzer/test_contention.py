@@ -477,3 +477,11 @@ def test_an_idle_neighbour_does_not_matter(level: float) -> None:
     )
     with_idle = replace(BASE, slice=pd.concat([BASE.slice, idle], ignore_index=True))
     assert verdicts(conclude(with_idle)) == BASE_VERDICTS
+
+
+def test_a_fleet_without_rows_has_no_pairs() -> None:
+    none = pd.DataFrame()
+    start = datetime(2026, 1, 5, tzinfo=UTC)
+    window = Window(start, start + timedelta(hours=1))
+    concluded = ContentionDetector().conclude(none, Context(window, 60.0, none, none, none, {}))
+    assert (list(concluded.findings), list(concluded.withheld)) == ([], [])
