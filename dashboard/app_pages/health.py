@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import streamlit as st
 
-from analyzer.findings import Finding
 from analyzer.health_board import CardState
 from dashboard.app_parts import loaders, page
 from dashboard.views import health
-from dashboard.views.names import CardNames, card_names, named
-from dashboard.views.text import NO_DATA, escaped, percent, plural, stamp
-
-_MOST = 12
-
-
-def _list(findings: Sequence[Finding], names: CardNames) -> None:
-    for finding in findings[:_MOST]:
-        with st.container(border=True):
-            st.markdown(
-                f":orange-badge[{escaped(finding.code)}] :gray-badge[{escaped(finding.verdict.value)}] "
-                f"{escaped(named(finding.claim, names))}"
-            )
-            st.caption(f"Could be wrong: {escaped(finding.risk)} · confidence {percent(finding.confidence)}")
-    if len(findings) > _MOST:
-        st.caption(f"{plural(len(findings) - _MOST, 'more finding')}; `trimtab analyze health` lists all.")
-
+from dashboard.views.names import card_names
+from dashboard.views.text import NO_DATA, plural, stamp
 
 span, seen = page.start("Health", "Cards with faults and what to do with each; slices that were not kept apart.")
 if seen is not None:
@@ -58,8 +40,8 @@ if seen is not None:
             key="health_board",
             alt="Cards with faults, worst first, and what to do with each",
         )
-        _list([f for card in board for f in card.findings], names)
+        page.list_findings([f for card in board for f in card.findings], names, "trimtab analyze health")
     st.subheader("Isolation", anchor=False)
     if not isolation:
         page.empty("No slice went beyond its limits, and no fault reached a neighbour.")
-    _list(isolation, names)
+    page.list_findings(isolation, names, "trimtab analyze health")

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import streamlit as st
 
-from analyzer.findings import Finding
 from analyzer.hollow import fleet_hollow
 from dashboard.app_parts import charts, loaders, page
 from dashboard.views import limits
-from dashboard.views.names import CardNames, card_names, named
-from dashboard.views.text import NO_DATA, escaped, number, percent, plural, stamp
+from dashboard.views.names import card_names
+from dashboard.views.text import NO_DATA, escaped, number, percent, stamp
 
-_MOST = 12
 _COLUMNS = {
     "of its working time": st.column_config.NumberColumn(format="%.0f %%", help="Share of its working time."),
     "next": st.column_config.TextColumn(help="The runner-up, and how near it is to its own threshold."),
@@ -31,18 +27,6 @@ _HOLLOW = {
     },
     "busy overstates": st.column_config.NumberColumn(format="%.1f times"),
 }
-
-
-def _list(findings: Sequence[Finding], names: CardNames) -> None:
-    for finding in findings[:_MOST]:
-        with st.container(border=True):
-            st.markdown(
-                f":orange-badge[{escaped(finding.code)}] :gray-badge[{escaped(finding.verdict.value)}] "
-                f"{escaped(named(finding.claim, names))}"
-            )
-            st.caption(f"Could be wrong: {escaped(finding.risk)} · confidence {percent(finding.confidence)}")
-    if len(findings) > _MOST:
-        st.caption(f"{plural(len(findings) - _MOST, 'more finding')}; `trimtab analyze` lists all.")
 
 
 span, seen = page.start("Limits", "What keeps the work from running faster, and how much busy time is hollow.")
@@ -105,4 +89,4 @@ if seen is not None:
     st.subheader("Cuts that would fit better, and what sharing costs", anchor=False)
     if not cuts:
         page.empty("No workload was found that another cut of a card would fit better, or that sharing costs too much.")
-    _list(cuts, names)
+    page.list_findings(cuts, names, "trimtab analyze")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 import streamlit as st
 
+from analyzer.findings import Finding
 from dashboard.app_parts import loaders
 from dashboard.views import svg
+from dashboard.views.names import CardNames, named
 from dashboard.views.reading import RANGES, Look
 from dashboard.views.text import escaped, percent, plural, stamp
 
@@ -24,6 +27,7 @@ PAGES = {
     "changes": "app_pages/changes.py",
 }
 _DEFAULT_RANGE = "24 h"
+_MOST_FINDINGS = 12
 
 
 def start(title: str, text: str, *, needs_rows: bool = True) -> tuple[timedelta, Look | None]:
@@ -79,6 +83,19 @@ def nothing() -> None:
 def empty(text: str, *, icon: str = ":material/check_circle:") -> None:
     """Say in a quiet way that there is nothing to show, and that this is no fault."""
     st.caption(f"{icon} {text}")
+
+
+def list_findings(findings: Sequence[Finding], names: CardNames, command: str) -> None:
+    """Draw the first findings, each with how it could be wrong; `command` lists all of them."""
+    for finding in findings[:_MOST_FINDINGS]:
+        with st.container(border=True):
+            st.markdown(
+                f":orange-badge[{escaped(finding.code)}] :gray-badge[{escaped(finding.verdict.value)}] "
+                f"{escaped(named(finding.claim, names))}"
+            )
+            st.caption(f"Could be wrong: {escaped(finding.risk)} · confidence {percent(finding.confidence)}")
+    if len(findings) > _MOST_FINDINGS:
+        st.caption(f"{plural(len(findings) - _MOST_FINDINGS, 'more finding')}; `{command}` lists all.")
 
 
 def dark() -> bool:
