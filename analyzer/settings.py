@@ -6,6 +6,8 @@ from pydantic import Field
 
 from collector.settings import Section
 
+HERE = "here"
+
 
 class AnalyzeSettings(Section):
     """Table `[analyze]`: thresholds of the detectors; each code's page says what they do."""
@@ -29,6 +31,10 @@ class AnalyzeSettings(Section):
     idle_minutes: float = Field(60.0, gt=0, description="idle for so long while held: TT301, in minutes")
     abandoned_hours: float = Field(24.0, gt=0, description="idle for so long while held: abandoned (TT302), in hours")
     over_provisioned_share: float = Field(0.5, gt=0, lt=1, description="peak use of a quota below which TT311 speaks")
+    executor: str = Field(
+        HERE,
+        description="where nodes are measured: here, processes, processes:N, or a Dask scheduler (tcp://host:8786)",
+    )
     move_minutes: float = Field(
         5.0, ge=0, description="how long a workload that is moved is away: drained, moved, started again"
     )

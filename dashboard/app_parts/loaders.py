@@ -190,6 +190,7 @@ def _analyse(key: tuple[str, int], span: timedelta, *, with_detectors: bool) -> 
         settings=found.analyze,
         detectors=load_detectors(found.analyze) if with_detectors else {},
         declarations=found.workload,
+        map_nodes=map,  # a page is one of many threads here, and starts no processes
     )
 
 

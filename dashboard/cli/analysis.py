@@ -130,6 +130,14 @@ def analyze(
         int | None,
         typer.Option("--moves", metavar="N", min=0, help="With --plan: at most so many; else 3 % of the pods, or 5."),
     ] = None,
+    executor: Annotated[
+        str | None,
+        typer.Option(
+            "--executor",
+            metavar="WHERE",
+            help="Where nodes are measured: here, processes, processes:N or a Dask scheduler (tcp://host:8786).",
+        ),
+    ] = None,
     every: Annotated[bool, flag("--all", help="Also list what cannot be told, and pairs without effect.")] = False,
     json: Json = False,
 ) -> None:
@@ -162,6 +170,8 @@ def analyze(
     settings = context.settings.analyze
     changed = {"select": select, "ignore": ignore}
     settings = settings.model_copy(update={key: tuple(value) for key, value in changed.items() if value})
+    if executor is not None:
+        settings = settings.model_copy(update={"executor": executor})
     families = _DETECTORS.get(family, (family.value,)) if family else ()
     detectors = load_detectors(settings, families if options is None else BINDING)
     if not detectors:

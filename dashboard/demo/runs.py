@@ -38,8 +38,9 @@ from sample_data.cluster.source import SimulatedSource
 from sample_data.cluster.spec import STEP_SECONDS, ClusterSpec
 from tuner.model import Mode
 from tuner.record import ChangeState
-from tuner.service.analyse import Analysis, MapNodes, load_detectors, run_analysis
+from tuner.service.analyse import Analysis, load_detectors, run_analysis
 from tuner.service.cycle import Tuner, TunerParts
+from tuner.service.spread import MapNodes
 from tuner.settings import StateSettings, TunerSettings
 from tuner.state import open_state
 from tuner.state.plans import count_states
@@ -148,7 +149,7 @@ def static_run(folder: Path, seed: int, minutes: int) -> tuple[RunResult, UpperB
 
 
 def tuned_run(
-    folder: Path, seed: int, minutes: int, progress: Progress | None = None, map_nodes: MapNodes = map
+    folder: Path, seed: int, minutes: int, progress: Progress | None = None, map_nodes: MapNodes | None = None
 ) -> tuple[RunResult, Analysis, dict[ChangeState, int]]:
     """Run the same cluster with the tuner in closed loop; telemetry crosses the text formats of the exporters."""
     spec = mixed(seed)
@@ -214,7 +215,7 @@ def _advance(cluster: SimulatedCluster, clock: VirtualClock, collector: Collecto
 
 
 def _result(
-    cluster: SimulatedCluster, store: Store, forecasts: pd.DataFrame | None = None, map_nodes: MapNodes = map
+    cluster: SimulatedCluster, store: Store, forecasts: pd.DataFrame | None = None, map_nodes: MapNodes | None = None
 ) -> tuple[RunResult, Analysis]:
     analysis = run_analysis(
         store,

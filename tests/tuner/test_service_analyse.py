@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 
@@ -91,12 +89,6 @@ def test_the_order_of_nodes_changes_nothing(plain: Analysis, store: FrameStore, 
     other = analyse(store, window, map_nodes=backwards)
     assert other.to_json() == plain.to_json()
     assert other.withheld == plain.withheld
-
-
-def test_processes_give_the_same_answer(plain: Analysis, store: FrameStore, window: Window) -> None:
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        other = analyse(store, window, map_nodes=pool.map)
-    assert other.to_json() == plain.to_json()
 
 
 def test_select_and_ignore_decide_which_codes_are_looked_for(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from inspect import signature
-from typing import Any, Protocol, Required, TypedDict, TypeVar, Unpack
+from typing import Any, Required, TypedDict, TypeVar, Unpack
 
 import numpy as np
 import pandas as pd
@@ -27,6 +27,7 @@ from collector.plugins import load_plugin, plugin_names
 from collector.protocols import StoreReader
 from collector.window import Window
 from tuner.service.promises import resolve_promises
+from tuner.service.spread import MapNodes, spread
 
 DETECTOR_GROUP = "trimtab.detectors"
 T = TypeVar("T")
@@ -44,22 +45,13 @@ class NodeMeasures:
     accounts: pd.DataFrame
 
 
-class MapNodes(Protocol):
-    """Spreads nodes: a loop, a process pool's map, Dask's map."""
-
-    def __call__(self, measure: Callable[[Partition], T], nodes: Iterable[Partition], /) -> Iterable[T]:
-        """Measure every node; the results come in the order of the nodes."""
-
-
 @dataclass(frozen=True, slots=True)
 class Analysis:
     """The answer: findings (worst first), what was withheld, census, ledger, who waited for cards.
 
     accounts: a row a holding and a card (`analyzer.slice_account`); free: what is free now; moves: whose quota could go
-    to whom.
+    to whom; hollow: busy time in which the card did little.
     """
-
-    """The answer: findings (worst first), what was withheld, census, ledger, who waited for cards, hollow busy time."""
 
     window: Window
     findings: tuple[Finding, ...]
@@ -207,7 +199,7 @@ class Options(TypedDict, total=False):
     detectors: by name.
     declarations: the `[[workload]]` tables; absent: none.
     forecasts: as `Forecaster.forecast` returns them; detectors that need them say what they lack.
-    map_nodes: how nodes are spread: a loop (absent), a process pool's map, Dask's map; the answer is the same.
+    map_nodes: how nodes are spread; absent: as `[analyze] executor` says. The answer is the same.
     """
 
     interval_seconds: Required[float]
@@ -215,16 +207,14 @@ class Options(TypedDict, total=False):
     detectors: Required[Mapping[str, Detector]]
     declarations: Sequence[WorkloadDeclaration]
     forecasts: pd.DataFrame | None
-    map_nodes: MapNodes
+    map_nodes: MapNodes | None
 
 
 def find(store: StoreReader, window: Window, **options: Unpack[Options]) -> tuple[Finding, ...]:
     """Return the findings of a window alone, worst first: what a tuner rests its plans on."""
     context = _context(store, window, options)
     detectors, settings = options["detectors"], options["settings"]
-    read = partitions(store, window, options["interval_seconds"], settings)
-    spread = options.get("map_nodes", map)
-    nodes = list(spread(partial(measure_detectors, detectors=detectors), read))
+    nodes = _measured(store, window, options, partial(measure_detectors, detectors=detectors))
     return _findings(_conclude(nodes, detectors, context), settings)
 
 
@@ -233,8 +223,7 @@ def run_analysis(store: StoreReader, window: Window, **options: Unpack[Options])
     context = _context(store, window, options)
     detectors, settings = options["detectors"], options["settings"]
     interval_seconds = options["interval_seconds"]
-    read = partitions(store, window, interval_seconds, settings)
-    nodes = list(options.get("map_nodes", map)(partial(measure_node, detectors=detectors), read))
+    nodes = _measured(store, window, options, partial(measure_node, detectors=detectors))
     conclusions = _conclude([n.measures for n in nodes], detectors, context)
     withheld = [w for c in conclusions for w in c.withheld if _wanted(w.code, settings)]
     findings = _findings(conclusions, settings)
@@ -257,6 +246,17 @@ def run_analysis(store: StoreReader, window: Window, **options: Unpack[Options])
         facts=context.facts,
         simulated=context.simulated,
     )
+
+
+def _measured(store: StoreReader, window: Window, options: Options, measure: Callable[[Partition], T]) -> list[T]:
+    """Measure all nodes of a window, in their order, wherever they are to be measured."""
+    settings = options["settings"]
+    read = partitions(store, window, options["interval_seconds"], settings)
+    given = options.get("map_nodes")
+    if given is not None:
+        return list(given(measure, read))
+    with spread(settings.executor) as map_nodes:
+        return list(map_nodes(measure, read))
 
 
 def _context(store: StoreReader, window: Window, options: Options) -> Context:

@@ -32,10 +32,11 @@ from tuner.planner.probes import can_probe, unrest
 from tuner.planner.reserve import reserve_share
 from tuner.planner.views import Candidate
 from tuner.record import OPEN_STATES, ChangeState, Drop, GroupRecord
-from tuner.service.analyse import MapNodes, find
+from tuner.service.analyse import find
 from tuner.service.candidates import find_candidates, open_pairs
 from tuner.service.evidence import EvidenceReader, WindowCache
 from tuner.service.readback import quota_rows
+from tuner.service.spread import MapNodes
 from tuner.service.trials import TrialParts, Trials
 from tuner.service.undo import lacks_room, raised_since
 from tuner.service.watch import Sight, Watch
@@ -89,7 +90,7 @@ class TunerParts:
     declarations: Sequence[WorkloadDeclaration] = ()
     calendars: Sequence[CalendarSettings] = ()
     holder: str = "tuner"
-    map_nodes: MapNodes = map
+    map_nodes: MapNodes | None = None  # else as `[analyze] executor` says
     read_back: bool = True  # quotas that the backend tells become rows; not where it has them from the store itself
 
 
