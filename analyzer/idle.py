@@ -16,8 +16,8 @@ import pandas as pd
 from analyzer.facts import records, requests
 from analyzer.findings import Effect, Finding, Role, SubjectRef, Verdict, make_finding
 from analyzer.holding_state import State, Stretch, client_gone, ended_pods, idle_stretch, instant, last_of, state_of
-from analyzer.ledger import reserved_shares
 from analyzer.protocols import Conclusion, Context, Needs, Partition, Withheld
+from analyzer.reserve import reserved_shares
 from analyzer.settings import AnalyzeSettings
 from analyzer.shares import Card, cards
 from analyzer.sizing import compute_use, judge_compute, judge_memory, memory_use

@@ -16,7 +16,6 @@ What does not close is `unaccounted`; it is never put into another term.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -25,13 +24,14 @@ import numpy as np
 import pandas as pd
 
 from analyzer.demand import Demand, demand, fits_free
-from analyzer.facts import hardware_facts, requests
+from analyzer.facts import requests
 from analyzer.findings import plain
 from analyzer.mig import board_of
 from analyzer.protocols import Context, Partition
+from analyzer.reserve import reserved_shares
 from analyzer.shares import Card, cards
 from analyzer.useful import WORK_COLUMNS, estimate_useful, hour_bins, measure_card_work, no_work, per_hour, sm_count_of
-from collector.declarations import OWNER, Owner
+from collector.declarations import OWNER
 
 LEVEL_1 = ("used", "reserved", "wasted", "free", "stranded", "unobserved")
 LEVEL_2 = ("useful", "contention", "throttling", "overhead", "unrated")
@@ -249,36 +249,6 @@ def _reserve(rows: pd.DataFrame, context: Context) -> np.ndarray:
     span = rows[rows["slice"] == ""].set_index([*_CARD, "hour"])["capacity"]
     capacity = span.reindex(pd.MultiIndex.from_frame(rows[[*_CARD, "hour"]])).to_numpy()
     return np.asarray(np.clip(share * capacity - rows["used"].to_numpy(), 0.0, None))
-
-
-def reserved_shares(context: Context) -> dict[Owner, float]:
-    """Return the share of a card that each workload keeps on purpose in each of its slices.
-
-    The larger of its declared floor and, for an online one, the highest quantile of its forecast use in cards: series
-    `cluster/tenant/workload#each` speaks of each of its slices; `cluster/tenant/workload` is their total, divided over
-    those that live.
-    """
-    shares = {k: p.declaration.floor for k, p in context.declarations.items() if p.declared}
-    forecasts = context.forecasts
-    if not len(forecasts):
-        return shares
-    top = forecasts[(forecasts["quantile"] == forecasts["quantile"].max()) & forecasts["value"].notna()]
-    peaks = top.groupby("series")["value"].max()
-    live = _live_slices(context.facts)
-    for key, floor in shares.items():
-        if context.declarations[key].declaration.service_class == "online":
-            name = "/".join(key)
-            each = peaks.get(name, 0.0) / max(live.get(key, 0), 1)
-            shares[key] = max(floor, min(float(peaks.get(f"{name}#each", each)), 1.0))
-    return shares
-
-
-def _live_slices(facts: pd.DataFrame) -> Counter[Owner]:
-    """Count the slices that each (cluster, tenant, workload) holds now, as the facts tell."""
-    now = facts[facts["to"].isna()]
-    tenants = hardware_facts(now, "slice", "tenant")
-    workloads = hardware_facts(now, "slice", "workload")
-    return Counter((key[0], tenants.get(key, ""), workload) for key, workload in workloads.items())
 
 
 def _closed(table: pd.DataFrame) -> pd.DataFrame:

@@ -148,7 +148,7 @@ def _recorded(context: Context, wanted: str) -> Finding | None:
 def _found_again(context: Context, store: StoreReader, wanted: str, now: str | None) -> Finding:
     """Look for the finding in the rows: nobody has recorded it."""
     from dashboard.cli.analysis import analysed_window  # noqa: PLC0415
-    from tuner.service.analyse import find, load_detectors  # noqa: PLC0415
+    from tuner.service.analyse import load_detectors, run_analysis  # noqa: PLC0415
 
     code = wanted[:5].upper()
     settings = context.settings.analyze.model_copy(update={"select": (code,), "ignore": ()})
@@ -158,14 +158,14 @@ def _found_again(context: Context, store: StoreReader, wanted: str, now: str | N
     interval = interval_of(store, context.settings.cluster.interval_seconds)
     window = analysed_window(store, now, settings.window, interval)
     note(f"looking for it in the rows from {window.start:%Y-%m-%d %H:%M} to {window.end:%Y-%m-%d %H:%M} UTC")
-    found = find(
+    found = run_analysis(
         store,
         window,
         interval_seconds=interval,
         settings=settings,
         detectors=detectors,
         declarations=context.settings.workload,
-    )
+    ).findings
     matching = [f for f in found if f.id.startswith(wanted)]
     if not matching:
         known = ", ".join(f.id for f in found[:5]) or "none"

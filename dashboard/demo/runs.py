@@ -14,8 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pandas as pd
-
 from analyzer.findings import Finding
 from analyzer.ledger import Ledger
 from analyzer.protocols import Partition
@@ -184,7 +182,7 @@ def tuned_run(
                     tuner.fast_once(clock.now())
                 if progress is not None:
                     progress(minute + 1, minutes)
-            result, analysis = _result(cluster, store, tuner.watch.forecasts(), map_nodes)
+            result, analysis = _result(cluster, store, map_nodes)
             tuner.remember(analysis.findings, clock.now())
         return result, analysis, count_states(state)
     finally:
@@ -214,16 +212,13 @@ def _advance(cluster: SimulatedCluster, clock: VirtualClock, collector: Collecto
     collector.run_once(clock.now())
 
 
-def _result(
-    cluster: SimulatedCluster, store: Store, forecasts: pd.DataFrame | None = None, map_nodes: MapNodes | None = None
-) -> tuple[RunResult, Analysis]:
+def _result(cluster: SimulatedCluster, store: Store, map_nodes: MapNodes | None = None) -> tuple[RunResult, Analysis]:
     analysis = run_analysis(
         store,
         Window(cluster.spec.start, cluster.now),
         interval_seconds=float(STEP_SECONDS),
         settings=AnalyzeSettings(),
         detectors=load_detectors(AnalyzeSettings()),
-        forecasts=forecasts,
         map_nodes=map_nodes,
     )
     result = RunResult(score(cluster.truth, cluster.spec), analysis.findings, analysis.ledger)

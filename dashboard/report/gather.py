@@ -60,7 +60,6 @@ def gather(
             settings=settings.analyze,
             detectors=load_detectors(settings.analyze),
             declarations=settings.workload,
-            forecasts=None if outlook is None else outlook.forecasts,
         )
     fleet = present_fleet(
         store,

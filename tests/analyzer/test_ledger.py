@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analyzer.ledger import LEVEL_1, LEVEL_2, Ledger, conclude_ledger, measure_ledger, reserved_shares
+from analyzer.ledger import LEVEL_1, LEVEL_2, Ledger, conclude_ledger, measure_ledger
+from analyzer.reserve import reserved_shares
 from collector.declarations import Objective, Owner, ResolvedWorkload, WorkloadDeclaration
 from tests.analyzer.conftest import START, MakeNode, Node
 
@@ -125,27 +126,16 @@ def test_reserve_comes_first_and_use_counts_against_it(make_node: MakeNode) -> N
     assert (terms["used"], terms["reserved"], terms["wasted"]) == (0.1, 0.3, 0.4)
     forecast = pd.DataFrame(
         {
-            "series": ["c/team/app", "c/team/app", "c/team/app", "c/team/app#0"],
-            "quantile": [0.5, 0.975, 0.975, 0.975],
-            "value": [0.2, 0.6, np.nan, 0.9],
+            "series": ["c/team/app#each", "c/team/app#each", "c/team/app#each", "d/team/app#each"],
+            "quantile": [0.5, 0.9, 0.9, 0.9],
+            "value": [0.9, 0.6, np.nan, 0.7],
         }
     )
     terms = shares(ledger(node, declarations=declared, forecasts=forecast).fleet)
     assert (terms["reserved"], terms["wasted"]) == (0.5, 0.2)
-    for part in ("a", "b"):  # two slices live: the total is theirs together
-        node.fact("slice", "tenant", "team", gpu="GPU-1", part=part)
-        node.fact("slice", "workload", "app", gpu="GPU-1", part=part)
-    halved = reserved_shares(node.context(declarations=promise("team", "app"), forecasts=forecast))
-    assert halved == {("c", "team", "app"): 0.3}
-    each = pd.DataFrame({"series": ["c/team/app#each", "c/team/app"], "quantile": 0.9, "value": [0.7, 0.6]})
-    told = reserved_shares(node.context(declarations=promise("team", "app"), forecasts=each))
-    assert told == {("c", "team", "app"): 0.7}
-    elsewhere = pd.DataFrame({"series": ["d/team/app#each"], "quantile": 0.9, "value": [0.7]})
-    assert reserved_shares(node.context(declarations=promise("team", "app"), forecasts=elsewhere)) == {
-        ("c", "team", "app"): 0.0
-    }
     batch = promise("team", "app", floor=0.4, service_class="offline")
     assert reserved_shares(node.context(declarations=batch, forecasts=forecast)) == {("c", "team", "app"): 0.4}
+    assert reserved_shares(node.context(declarations={}, forecasts=forecast)) == {}
 
 
 def test_what_no_sample_shows_is_unobserved(make_node: MakeNode) -> None:

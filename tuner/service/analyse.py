@@ -19,6 +19,7 @@ from analyzer.hollow import HollowBusy, conclude_hollow, measure_hollow
 from analyzer.ledger import Ledger, conclude_ledger, measure_ledger
 from analyzer.protocols import Conclusion, Context, Detector, Partition, Withheld
 from analyzer.quota_moves import QuotaMove, quota_moves
+from analyzer.reserve import forecast_reserve
 from analyzer.settings import AnalyzeSettings
 from analyzer.slice_account import ACCOUNT_KEY, FreeNow, accounts_document, free_now, measure_account, no_accounts
 from analyzer.waiting import Waiting, measure_waiting
@@ -198,7 +199,6 @@ class Options(TypedDict, total=False):
     settings: thresholds, selection of codes.
     detectors: by name.
     declarations: the `[[workload]]` tables; absent: none.
-    forecasts: as `Forecaster.forecast` returns them; detectors that need them say what they lack.
     map_nodes: how nodes are spread; absent: as `[analyze] executor` says. The answer is the same.
     """
 
@@ -206,13 +206,21 @@ class Options(TypedDict, total=False):
     settings: Required[AnalyzeSettings]
     detectors: Required[Mapping[str, Detector]]
     declarations: Sequence[WorkloadDeclaration]
-    forecasts: pd.DataFrame | None
     map_nodes: MapNodes | None
 
 
-def find(store: StoreReader, window: Window, **options: Unpack[Options]) -> tuple[Finding, ...]:
-    """Return the findings of a window alone, worst first: what a tuner rests its plans on."""
-    context = _context(store, window, options)
+def find(
+    store: StoreReader, window: Window, forecasts: pd.DataFrame, **options: Unpack[Options]
+) -> tuple[Finding, ...]:
+    """Return the findings of a window alone, worst first: what a tuner rests its plans on.
+
+    Args:
+        store: where rows come from.
+        window: what is analysed.
+        forecasts: what slices will need (`analyzer.reserve`): the tuner's own; a full analysis makes them.
+        options: how.
+    """
+    context = replace(_context(store, window, options), forecasts=forecasts)
     detectors, settings = options["detectors"], options["settings"]
     nodes = _measured(store, window, options, partial(measure_detectors, detectors=detectors))
     return _findings(_conclude(nodes, detectors, context), settings)
@@ -224,6 +232,8 @@ def run_analysis(store: StoreReader, window: Window, **options: Unpack[Options])
     detectors, settings = options["detectors"], options["settings"]
     interval_seconds = options["interval_seconds"]
     nodes = _measured(store, window, options, partial(measure_node, detectors=detectors))
+    ledger_rows = [n.ledger for n in nodes]
+    context = replace(context, forecasts=forecast_reserve(ledger_rows, context.declarations))
     conclusions = _conclude([n.measures for n in nodes], detectors, context)
     withheld = [w for c in conclusions for w in c.withheld if _wanted(w.code, settings)]
     findings = _findings(conclusions, settings)
@@ -236,7 +246,7 @@ def run_analysis(store: StoreReader, window: Window, **options: Unpack[Options])
         findings=findings,
         withheld=tuple(sorted(withheld, key=_by_place)),
         census=take_census(subjects, codes, withheld),
-        ledger=conclude_ledger([n.ledger for n in nodes], context),
+        ledger=conclude_ledger(ledger_rows, context),
         waiting=measure_waiting(requests(context.facts), context.queues, window, interval_seconds),
         accounts=accounts,
         free=free_now(accounts),
@@ -262,13 +272,12 @@ def _measured(store: StoreReader, window: Window, options: Options, measure: Cal
 def _context(store: StoreReader, window: Window, options: Options) -> Context:
     facts = store.facts(window)
     holders = store.read("slice", window, fields=["busy_ratio"], by=OWNER, aggregate="count")
-    forecasts = options.get("forecasts")
     return Context(
         window=window,
         interval_seconds=options["interval_seconds"],
         facts=facts,
         queues=store.read("queue", window),
-        forecasts=pd.DataFrame() if forecasts is None else forecasts,
+        forecasts=pd.DataFrame(),
         declarations=resolve_promises(facts, holders, options.get("declarations", ())),
         simulated=says_simulated(facts),
     )
