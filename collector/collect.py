@@ -23,7 +23,7 @@ from collector.readings import Readings
 from collector.schedule import spread_seconds
 from collector.scrape import ScrapeSource
 from collector.slots import target_key
-from collector.state_file import Resumable, StateFile
+from collector.state_file import Dating, Resumable, StateFile
 
 if TYPE_CHECKING:
     from collector.self_metrics import CollectorMetrics
@@ -110,7 +110,7 @@ class Collector:
         self._blind = dict.fromkeys(self._assemblers, False)
         self._state = None if state_path is None else StateFile(state_path, self._list_keepers())
         if self._state is not None:
-            self._state.load()
+            self._state.load(store.written_until() if isinstance(store, Dating) else None)
 
     def run_once(self, now: datetime) -> CycleReport:
         """Poll each source once and write what they give; a source that fails does not hold up the others.
@@ -172,13 +172,18 @@ class Collector:
                     self._fail(name, error, report)
             elif n in self._readings.gathering:
                 add_scrapes(gathered.setdefault(self._readings.gathering[n].assembler.context, {}), result)
+        batches = []
         for context, assembler in self._assemblers.items():
             batch, said = Batch(), list(gathered.get(context, {}).values())
             if context in gathered:
                 batch = assembler.assemble(grid_floor(now, context.interval_seconds), said)
             self._look(context, batch, said, report)
             if context in gathered or batch.events:
-                self._write(batch, report)
+                batches.append(batch)
+        if self._state is not None:
+            self._state.save_counters(now)
+        for batch in batches:
+            self._write(batch, report)
         if self._state is not None:
             self._state.save()
 

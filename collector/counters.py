@@ -50,13 +50,17 @@ class CounterBook:
         return number
 
     def advance(self, numbers: Ints, raw: Floats, now_ms: int) -> Growth:
-        """Take the raw values of one cycle (NaN: nothing came) and return the growth of each counter."""
+        """Take the raw values of one cycle (NaN: nothing came) and return the growth of each counter.
+
+        What a second cycle on the same instant brings is counted by the next one on a later instant.
+        """
         before, at_ms = self._raw[numbers], self._at_ms[numbers]
         came = ~np.isnan(raw)
         seconds = (now_ms - at_ms) / 1000.0
         increment = raw - before
         fell = increment < 0
         increment[fell | ~(seconds > 0)] = np.nan
+        came &= (seconds != 0) | fell
         self._raw[numbers[came]] = raw[came]
         self._at_ms[numbers[came]] = now_ms
         return Growth(increment, seconds, fell)

@@ -333,6 +333,10 @@ class InfluxStore(RowReader):
         first = here.start if to_ms(there.start) // STEP_MS[HOUR] == to_ms(here.start) // STEP_MS[HOUR] else there.start
         return Window(min(first, here.start), max(here.end, there.end))
 
+    def written_until(self) -> datetime | None:
+        """Return the time of the newest row that this host wrote; None without one."""
+        return None if self._local is None else self._local.written_until()
+
     # Texts ---------------------------------------------------------------------------------------------------------
 
     def _knows_since(self) -> datetime | None:

@@ -256,6 +256,11 @@ class EmbeddedStore(RowReader):
             ).fetchone()
         return None if first is None else Window(from_ms(first), from_ms(last + 1))
 
+    def written_until(self) -> datetime | None:
+        """Return the time of the newest row; None without one."""
+        spans = [self.span(name) for name in MEASUREMENTS]
+        return max((from_ms(to_ms(span.end) - 1) for span in spans if span is not None), default=None)
+
     def answer(self, request: Request) -> pd.DataFrame:
         """Return the frame that a request asks for.
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -109,7 +110,7 @@ def collect(
             end = instant(now) if now is not None else context.clock.now() - timedelta(seconds=seconds)
             filled_in(sources, store, Window.last(end, timedelta(days=backfill)))
             return
-        state = context.settings.store.path / "collector.json"
+        state = state_path(context.settings.store.path, part)
         collector = Collector(sources, store, context.clock, seconds, state_path=state, metrics=metrics)
         if once:
             report = collector.run_once(instant(now))
@@ -134,6 +135,14 @@ def collect(
             note("stopped; every row that was read is in the store")
         if stop.by_interrupt:
             raise typer.Exit(130)
+
+
+def state_path(folder: Path, part: Shard | None) -> Path:
+    """Return the file of what a collector remembers.
+
+    Counters of targets that another part read meanwhile would tell again what that one told: each part has its own.
+    """
+    return folder / ("collector.json" if part is None else f"collector.{part.number}-of-{part.count}.json")
 
 
 def filled_in(sources: Sequence[Source], store: Store, window: Window) -> None:

@@ -275,8 +275,11 @@ def test_counters_are_saved_each_cycle_and_all_else_when_it_changed(exporters: E
     exporters.answers["/metrics"] = (200, f"{TEXT}2000\n")
     loop.run_once(START + timedelta(minutes=2))
     assert path.stat().st_ino == before
-    saved = orjson.loads(path.with_suffix(".counters.json").read_bytes())["scrape"]
-    assert saved["raw"] == [2000.0]
+    saved = orjson.loads(path.with_suffix(".counters.json").read_bytes())
+    assert saved["at_ms"] == (START + timedelta(minutes=2)).timestamp() * 1000
+    assert saved["sources"]["scrape"]["raw"] == [2000.0]
+    saved = orjson.loads(path.with_suffix(".counters.before.json").read_bytes())
+    assert saved["sources"]["scrape"]["raw"] == [1000.0]
     exporters.answers["/metrics"] = (500, "")
     loop.run_once(START + timedelta(minutes=3))
     assert path.stat().st_ino != before
@@ -284,7 +287,18 @@ def test_counters_are_saved_each_cycle_and_all_else_when_it_changed(exporters: E
     source.close()
 
 
-@pytest.mark.parametrize("content", ["{oops", "[1]", '{"scrape": {"names": ["a"]}}', '{"scrape": {"names": 5}}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{oops",
+        "[1]",
+        '{"scrape": {"names": ["a"]}}',
+        '{"at_ms": "now", "sources": {}}',
+        '{"at_ms": 99999999999999999, "sources": {}}',
+        '{"at_ms": 1767571200000, "sources": {"scrape": {"names": ["a"]}}}',
+        '{"at_ms": 1767571200000, "sources": {"scrape": {"names": 5}}}',
+    ],
+)
 def test_a_damaged_file_of_counters_is_told_and_left_behind(
     exporters: Exporters, tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str
 ) -> None:
