@@ -19,7 +19,7 @@ from benchmarks.figures import Figure, calibration_seconds
 
 _WITH = {
     "collect": ("backfill",),  # the past is collected as well
-    "contention": ("contention_probe", "fleet_week"),
+    "contention": ("contention_across", "contention_probe", "fleet_week"),
 }
 
 

@@ -21,7 +21,8 @@ from analyzer.contention import ContentionDetector
 from analyzer.findings import Role
 from analyzer.protocols import Context, Partition
 from benchmarks.contention_peers import RULES, Claims, Pair, claims_of
-from benchmarks.contention_worlds import DAY, SCENARIOS, START, World, make_world, rows
+from benchmarks.contention_scenarios import SCENARIOS, make_world
+from benchmarks.contention_worlds import DAY, START, World, rows
 from benchmarks.figures import Figure, calibration_seconds, figure
 from collector.window import Window
 

@@ -36,7 +36,8 @@ from analyzer.facts import FACT_COLUMNS
 from analyzer.findings import Finding, Role, Verdict
 from analyzer.protocols import Context
 from benchmarks.contention import CARDS, REPORTED_SEEDS, partition
-from benchmarks.contention_worlds import DAY, SCENARIOS, START, World, base, make_world
+from benchmarks.contention_scenarios import SCENARIO_NUMBER, SCENARIOS, make_world
+from benchmarks.contention_worlds import DAY, START, World, base
 from benchmarks.figures import Figure, figure
 from collector.batch import Subject
 from collector.window import Window
@@ -70,7 +71,7 @@ class Trial:
 
 def fresh_world(scenario: str, seed: int, number: int) -> World:
     """Make the world of a trial."""
-    world = base(scenario, seed + OTHER_WORLD, number, WATCHED + LONGEST)
+    world = base(scenario, SCENARIO_NUMBER[scenario], seed + OTHER_WORLD, number, WATCHED + LONGEST)
     SCENARIOS[scenario](world)
     return world
 

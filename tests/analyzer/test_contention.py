@@ -16,7 +16,8 @@ from analyzer.findings import Finding, Role
 from analyzer.protocols import Conclusion, Context, Partition
 from analyzer.settings import AnalyzeSettings
 from benchmarks.contention import partition
-from benchmarks.contention_worlds import DAY, make_world
+from benchmarks.contention_scenarios import make_world
+from benchmarks.contention_worlds import DAY
 from collector.window import Window
 
 SEED = 7

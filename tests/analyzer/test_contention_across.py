@@ -14,10 +14,12 @@ import pytest
 from analyzer.contention import ContentionDetector
 from analyzer.contention.across import NO_PRESSURE
 from analyzer.facts import FACT_COLUMNS
-from analyzer.findings import Finding, Role
+from analyzer.findings import CLAIMS, Finding, Role
 from analyzer.protocols import Conclusion, Context, Partition
+from benchmarks import contention_nodes
 from benchmarks.contention import partition
-from benchmarks.contention_worlds import DAY, make_world
+from benchmarks.contention_scenarios import make_world
+from benchmarks.contention_worlds import DAY
 from collector.window import Window
 
 NONE = pd.DataFrame()
@@ -101,6 +103,33 @@ def test_a_full_host_reaches_every_card() -> None:
     found = across(conclude(replace(part, node_rows=host)))
     claims = {(f.subject(Role.VICTIM).workload, f.subject(Role.SUSPECT).workload) for f in found if f.channel == "host"}
     assert ("v", "a") in claims
+
+
+@pytest.mark.parametrize(
+    ("scenario", "channel"), [("true_pcie", "pcie"), ("true_nvlink", "nvlink"), ("true_host", "host")]
+)
+def test_the_full_channel_is_named(scenario: str, channel: str) -> None:
+    found = across(conclude(contention_nodes.partition(contention_nodes.make_node(scenario, 1, 0, DAY))))
+    claims = {pair_of(f): f.channel for f in found if f.verdict in CLAIMS}
+    assert claims == {(0, "v", 1, "a"): channel}
+
+
+def test_of_two_cards_that_fill_their_links_together_the_one_that_does_it_is_named() -> None:
+    found = across(conclude(contention_nodes.partition(contention_nodes.make_node("third_card", 1, 0, DAY))))
+    assert {pair_of(f) for f in found if f.verdict in CLAIMS} == {(0, "v", 2, "a")}
+
+
+@pytest.mark.parametrize("scenario", ["null_daily", "null_reverse", "null_neighbour", "null_throttle", "always_full"])
+def test_what_only_looks_like_it_is_not_claimed(scenario: str) -> None:
+    found = across(conclude(contention_nodes.partition(contention_nodes.make_node(scenario, 1, 0, DAY))))
+    assert found
+    assert not [pair_of(f) for f in found if f.verdict in CLAIMS]
+
+
+def pair_of(finding: Finding) -> tuple[int, str, int, str]:
+    victim, suspect = finding.subject(Role.VICTIM), finding.subject(Role.SUSPECT)
+    card_of = contention_nodes.card_of
+    return card_of(victim.gpu), victim.workload, card_of(suspect.gpu), suspect.workload
 
 
 def test_processes_and_a_loop_give_the_same_to_the_last_digit() -> None:

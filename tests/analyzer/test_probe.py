@@ -30,7 +30,8 @@ from analyzer.findings import Finding, Role, Verdict
 from analyzer.protocols import Context, Partition
 from benchmarks.contention import partition
 from benchmarks.contention_probe import run_trial
-from benchmarks.contention_worlds import START, make_world
+from benchmarks.contention_scenarios import make_world
+from benchmarks.contention_worlds import START
 from collector.batch import Fact, Subject
 
 SEED = 7
