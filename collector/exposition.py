@@ -79,11 +79,10 @@ class ExpositionParser:
 
     def parse(self, body: str | bytes | bytearray) -> Exposition:
         """Read a body. A body that is no exposition gives no samples and one reject with its reason."""
+        known = self.read_known(body)
+        if known is not None:
+            return known
         if self._shape is not None:
-            numbers = self._shape.read(body)
-            if numbers is not None:
-                # The very list of series: who compares sees at once that nothing changed.
-                return Exposition(self._shaped, numbers, metadata=self._shape.metadata)
             self._known.update(zip(self._shape.keys(), self._shaped, strict=True))
         text = body if isinstance(body, str) else body.decode("utf-8", errors="replace")
         lines = text.split("\n")
@@ -97,6 +96,14 @@ class ExpositionParser:
         if not result.series and not result.metadata and result.rejects:
             result.rejects = [LineReject(0, _body_reason(text), text.strip()[:80])]
         return result
+
+    def read_known(self, body: str | bytes | bytearray) -> Exposition | None:
+        """Read a body that differs from the last one in its values alone; None for any other."""
+        numbers = None if self._shape is None else self._shape.read(body)
+        if numbers is None or self._shape is None:
+            return None
+        # The very list of series: who compares sees at once that nothing changed.
+        return Exposition(self._shaped, numbers, metadata=self._shape.metadata)
 
     def _of_known_lines(self, text: str, lines: list[str]) -> Exposition | None:
         """Read a body of known series and comments alone, in any order; None for any other."""
@@ -113,7 +120,7 @@ class ExpositionParser:
         if not series or numbers is None:
             return None
         self._shaped = series
-        self._shape = shape_of(text, lines, samples, starts, metadata=_has_metadata(text))
+        self._shape = shape_of(text, lines, samples, starts, numbers, metadata=_has_metadata(text))
         # The shape has these texts too: of thousands of lines they are not kept twice.
         for start in starts:
             self._known.pop(start, None)

@@ -31,11 +31,16 @@ _LOG = logging.getLogger(__name__)
 
 Fetch = Callable[[TargetSettings], str]
 Discover = Callable[[], Sequence[TargetSettings]]
+_Text = str | bytes | bytearray
 
 # Threads are made only as answers are waited for: a rack that hangs must not take the last one.
 _WORKERS = 1024
 _PATIENCE_SHARE = 0.25  # of the interval that a cycle waits for targets that answered in time before
 _GRACE_SECONDS = 1.0  # for targets that did not, where there are no others
+# Requests go out by so many at once: a processor that rests between two of them has forgotten how to read the second.
+_HANDFUL = 16
+# Small bodies of a known shape wait for the others of their cycle and are read together; all that wait have this room.
+_SMALL_BYTES, _ROOM_BYTES = 2**20, 2**24
 
 
 @dataclass(slots=True)
@@ -55,10 +60,19 @@ class Tally:
 
 
 @dataclass(slots=True)
+class _Told:
+    """What a target said: a scrape, its body still to be read from `text` where there is one; seconds that it took."""
+
+    scrape: Scrape
+    text: _Text | None = None
+    seconds: float = math.nan
+
+
+@dataclass(slots=True)
 class _Running:
     """A question that is under way since the cycle of `asked_ms`."""
 
-    future: Future[Scrape]
+    future: Future[_Told]
     asked_ms: int
 
 
@@ -96,6 +110,8 @@ class ScrapeSource(GatheringSource):
         self._pool = Workers(_WORKERS, "scrape") if fetch is None else None
         self._parsers: dict[str, ExpositionParser] = {}
         self._parsing = threading.Lock()  # of bodies of megabytes only one is in pieces at a time
+        self._waiting_bytes = 0
+        self._waiting = threading.Lock()
         self._turns: dict[str, Turn] = {}
         self._running: dict[str, _Running] = {}
         self._slow: set[str] = set()  # failed, or came too late, when they were asked last
@@ -114,14 +130,16 @@ class ScrapeSource(GatheringSource):
         targets = self._targets()
         self.tally.targets = len(targets)
         if self._pool is None:
-            scrapes = [self._ask(target) for target in targets.values()]
-            self.tally.failed += sum(bool(scrape.error) for scrape in scrapes)
-            return scrapes
+            return [self._count(self._ask(target)) for target in targets.values()]
         now_ms = to_ms(now)
+        self._read_small()
         late = {url: self._finish(url, now_ms) for url in list(self._running) if self._running[url].future.done()}
         due = [url for url in targets if url not in self._running and self._is_due(url, now_ms)]
         self._launch([targets[url] for url in due], now_ms)
-        self._wait([url for url in due if url not in self._slow] or due)
+        awaited = [url for url in due if url not in self._slow] or due
+        self._wait(awaited)
+        if self._read_small():
+            self._wait(awaited)
         scrapes = []
         for url, target in targets.items():
             running = self._running.get(url)
@@ -193,15 +211,18 @@ class ScrapeSource(GatheringSource):
         return is_due(turn, now_ms, self._interval_ms)
 
     def _launch(self, targets: Sequence[TargetSettings], now_ms: int) -> None:
-        """Ask, each target at its own place within the spread."""
+        """Ask, each target at its own place within the spread, some together."""
         if self._pool is None:
             return
         start = time.monotonic()
-        places = sorted((offset_share(target.url) * self.spread_seconds, n) for n, target in enumerate(targets))
+        steps = -(-len(self._turns) // _HANDFUL)
+        places = sorted((int(offset_share(target.url) * steps), n) for n, target in enumerate(targets))
         for place, n in places:
-            left = start + place - time.monotonic()
-            if left > 0 and self._closing.wait(left):
+            left = start + place / steps * self.spread_seconds - time.monotonic()
+            if self._closing.wait(left) if left > 0 else self._closing.is_set():
                 return
+            if self._waiting_bytes > _ROOM_BYTES / 2:
+                self._read_small()
             self._running[targets[n].url] = _Running(self._pool.submit(self._ask, targets[n]), now_ms)
 
     def _wait(self, urls: Sequence[str]) -> None:
@@ -214,9 +235,8 @@ class ScrapeSource(GatheringSource):
     def _finish(self, url: str, now_ms: int) -> Scrape:
         """Take an answer; it is as old as the cycle in which it was asked for."""
         running = self._running.pop(url)
-        scrape = running.future.result()
+        scrape = self._count(running.future.result())
         failed = bool(scrape.error)
-        self.tally.failed += failed  # here, by one thread
         if url in self._turns:
             plan_next(self._turns[url], running.asked_ms, self._interval_ms, failed=failed)
         age_ms = now_ms - running.asked_ms
@@ -226,29 +246,76 @@ class ScrapeSource(GatheringSource):
             self._slow.discard(url)
         return replace(scrape, age_seconds=age_ms / 1000.0) if age_ms else scrape
 
-    def _ask(self, target: TargetSettings) -> Scrape:
+    def _count(self, told: _Told) -> Scrape:
+        """Count an answer: here, by one thread."""
+        body = told.scrape.body
+        self.tally.failed += bool(told.scrape.error)
+        if body is not None:
+            self.tally.answered += 1
+            self.tally.samples += len(body.series)
+            self.tally.durations.append(told.seconds)
+        return told.scrape
+
+    def _read_small(self) -> bool:
+        """Read the bodies that wait, one right after the other; say whether any is read by a thread now.
+
+        Nobody else has their parsers meanwhile. One that is not of the known shape may take long, and holds up nobody.
+        """
+        again = False
+        for url, running in self._running.items():
+            told = running.future.result() if running.future.done() else None
+            if told is None or told.text is None or self._pool is None:
+                continue
+            with self._waiting:
+                self._waiting_bytes -= len(told.text)
+            told.scrape.body = self._parsers[url].read_known(told.text)
+            if told.scrape.body is None:
+                running.future = self._pool.submit(self._parse, told, told.text)
+                again = True
+            told.text = None
+        return again
+
+    def _ask(self, target: TargetSettings) -> _Told:
         start = time.monotonic()
+        scrape = Scrape(target, None, interval_seconds=self._interval_ms / 1000.0)
         with Limits(target.timeout_seconds or self._settings.timeout_seconds, self._parsing) as limits:
             try:
-                text, skew = self._text(target, limits)
+                text, scrape.skew_seconds = self._text(target, limits)
             except UnreachableError as error:
-                return Scrape(target, None, str(error))
+                scrape.error = str(error)
+                return _Told(scrape)
             except Exception as error:  # noqa: BLE001  whatever one target does, the others are read
                 place = mask_address(target.url)
                 # Its text may repeat the address, and with it what is secret in it.
                 _LOG.warning("%s: unexpected %s", place, type(error).__name__)
-                return Scrape(target, None, f"{place}: expected an answer, got an unexpected {type(error).__name__}")
+                scrape.error = f"{place}: expected an answer, got an unexpected {type(error).__name__}"
+                return _Told(scrape)
+            told = _Told(scrape, seconds=time.monotonic() - start)
+            if self._pool is not None and target.url in self._parsers and self._may_wait(len(text)):
+                told.text = text
+                return told
             limits.lock()
-            parser = self._parsers.get(target.url)
-            if parser is None:
-                parser = self._parsers[target.url] = ExpositionParser()
-            body = parser.parse(text)
-            self.tally.answered += 1
-            self.tally.samples += len(body.series)
-            self.tally.durations.append(time.monotonic() - start)
-        return Scrape(target, body, skew_seconds=skew, interval_seconds=self._interval_ms / 1000.0)
+            return self._parse_alone(told, text)
 
-    def _text(self, target: TargetSettings, limits: Limits) -> tuple[str | bytes | bytearray, float]:
+    def _may_wait(self, size: int) -> bool:
+        """Say whether a body is small and has room until it is read together with others."""
+        with self._waiting:
+            if size > _SMALL_BYTES or self._waiting_bytes + size > _ROOM_BYTES:
+                return False
+            self._waiting_bytes += size
+            return True
+
+    def _parse(self, told: _Told, text: _Text) -> _Told:
+        with self._parsing:
+            return self._parse_alone(told, text)
+
+    def _parse_alone(self, told: _Told, text: _Text) -> _Told:
+        """Read a body of whatever shape."""
+        parser = self._parsers.setdefault(told.scrape.target.url, ExpositionParser())
+        told.scrape.body = parser.parse(text)
+        return told
+
+    def _text(self, target: TargetSettings, limits: Limits) -> tuple[_Text, float]:
         """Return what a target says, and how far its clock is ahead."""
         if isinstance(self._fetch, HttpFetch):
             return self._fetch.ask(target, limits)

@@ -217,9 +217,42 @@ def test_what_was_read_before_never_changes_what_is_read(bodies: list[list[str]]
         assert (got.stamps_ms, got.rejects, got.metadata) == (alone.stamps_ms, alone.rejects, alone.metadata)
 
 
-@pytest.fixture(params=[0, 10**9], ids=["bytes", "lines"])
+@pytest.fixture(params=[(0, 16, 4096), (0, 64, 2), (10**9, 0, 0)], ids=["windows", "pieces", "lines"])
 def large_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shapes, "_LARGE_BYTES", request.param)
+    """Small texts are read as large ones are, over the borders of windows and of pieces, or as small ones are."""
+    for name, value in zip(("_LARGE_BYTES", "_WINDOW_BYTES", "_PIECE_LINES"), request.param, strict=True):
+        monkeypatch.setattr(shapes, name, value)
+
+
+EDITS = st.lists(
+    st.tuples(
+        st.integers(0, 10**6),
+        st.integers(0, 3),
+        st.sampled_from([b"", b"\n", b"\n\n\n", b" ", b"0", b"9 ", b"#", b"}", b"e", b"\x00", b"\xc3\xa9", b"\xff"]),
+    ),
+    max_size=3,
+)
+
+
+@pytest.mark.usefixtures("large_bytes")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(starts=st.lists(STARTS, min_size=1, max_size=8), edits=EDITS, cut=st.integers(0, 40), swapped=st.booleans())
+def test_a_body_that_was_tampered_with_is_read_as_if_for_the_first_time(
+    starts: list[str], edits: list[tuple[int, int, bytes]], cut: int, *, swapped: bool
+) -> None:
+    lines = [f"{start}{n}\n" for n, start in enumerate(starts)]
+    parser = ExpositionParser()
+    parser.parse("".join(lines).encode())
+    body = bytearray("".join(lines[::-1] if swapped else lines).encode())
+    for place, length, text in edits:
+        at = place % (len(body) + 1)
+        body[at : at + length] = text
+    body = body[: len(body) - cut] if cut < 20 else body
+    for _ in range(2):
+        got, alone = parser.parse(body), parse_exposition(body.decode(errors="replace"))
+        assert [(s.name, dict(s.labels)) for s in got.series] == [(s.name, dict(s.labels)) for s in alone.series]
+        np.testing.assert_array_equal(got.values, alone.values)
+        assert (got.stamps_ms, got.rejects, got.metadata) == (alone.stamps_ms, alone.rejects, alone.metadata)
 
 
 @pytest.mark.usefixtures("large_bytes")

@@ -28,6 +28,7 @@ class Node:
         self.release = threading.Event()
         self.date = ""
         self.energy = 0
+        self.extra = ""
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -56,7 +57,8 @@ class Node:
 
     def text(self, name: str) -> str:
         card = f'{{gpu="0",UUID="GPU-{name}",pod="p-{name}",namespace="n"}}'
-        return f"DCGM_FI_DEV_POWER_USAGE{card} 100\nDCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION{card} {self.energy}\n"
+        energy = f"DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION{card} {self.energy}\n"
+        return f"DCGM_FI_DEV_POWER_USAGE{card} 100\n{energy}{self.extra}"
 
     def source(self, *paths: str, interval: float = 60.0, **settings: Any) -> ScrapeSource:
         urls = tuple(f"{self.url}/{path}" for path in paths)
@@ -171,6 +173,27 @@ def test_requests_are_spread_and_a_source_that_is_closed_leaves_the_rest(node: N
     source.spread_seconds = 600.0
     source.close()  # a cycle that begins now ends at once
     assert source.poll(START + timedelta(minutes=1)).row_count == 0
+
+
+@pytest.mark.parametrize("room", [0, 1500, 2**24])
+def test_bodies_are_read_alike_whether_or_not_they_wait_for_each_other(
+    node: Node, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    monkeypatch.setattr("collector.scrape._ROOM_BYTES", room)
+    source = node.source(*(f"t{n}" for n in range(40)))
+    source.spread_seconds = 0.01
+    joules = []
+    for minute, extra in enumerate(("", "", "other 1\n", "other 1\n")):
+        node.energy += 60_000_000
+        node.extra = extra  # another shape
+        batch = source.poll(START + timedelta(minutes=minute))
+        assert len(cards(batch)) == 40
+        joules += [row.get("energy_joules") for row in batch.rows["gpu"].to_pylist()]
+    assert joules[40:] == [60_000.0] * 120
+    assert source.tally.answered == len(source.tally.durations) == 160
+    assert source.tally.samples == 40 * (2 + 2 + 3 + 3)
+    assert source._waiting_bytes == 0
+    source.close()
 
 
 def test_what_is_kept_of_a_target_goes_with_it(node: Node) -> None:
