@@ -14,6 +14,7 @@ import pandas as pd
 from analyzer.allocator import fragments, much_releasable
 from analyzer.facts import records
 from analyzer.findings import Effect, Finding, Role, SubjectRef, Verdict, make_finding
+from analyzer.known import known_sum
 from analyzer.protocols import Conclusion, Context, Needs, Partition, Withheld
 from analyzer.runs import run_starts
 from analyzer.settings import AnalyzeSettings
@@ -166,13 +167,14 @@ def _releasable(reserved: Vector, allocated: Vector, stuck: Vector) -> dict[str,
 
 def _cached(cache: Vector, fields: dict[str, Vector]) -> dict[str, float]:
     known = cache[~np.isnan(cache)]
-    waiting = fields["queue_depth_count"][cache >= _FULL] > 0
+    queued = fields["queue_depth_count"][cache >= _FULL]
+    waiting = queued[~np.isnan(queued)] > 0
     return {
         "full_part": float(np.mean(known >= _FULL)),
         "peak": float(np.quantile(known, 0.99, method="higher")),
         "middle": float(np.median(known)),
-        "preempted": float(np.nansum(fields["preemption_count"])),
-        "waiting_part": float(np.mean(waiting)) if len(waiting) else 0.0,
+        "preempted": known_sum(fields["preemption_count"]),
+        "waiting_part": float(np.mean(waiting)) if len(waiting) else math.nan,
     }
 
 

@@ -29,6 +29,7 @@ from analyzer.facts import records
 from analyzer.findings import Effect, Finding, Role, SubjectRef, Verdict, make_finding
 from analyzer.granularity import CODE as GRANULARITY
 from analyzer.granularity import judge_granularity, measure_use
+from analyzer.known import known_mean
 from analyzer.protocols import Conclusion, Context, Needs, Partition, Withheld
 from analyzer.settings import AnalyzeSettings
 
@@ -163,8 +164,8 @@ def _measure(subject: Subject, floor: float) -> dict[str, Any]:
     there = {name: values[working] for name, values in at.items()}
     scores = limit_scores(there)
     labels = hold(scores)
-    row["means"] = {name: _mean(values) for name, values in there.items()}
-    row["scores"] = {name: _mean(values) for name, values in scores.items()}
+    row["means"] = {name: known_mean(values) for name, values in there.items()}
+    row["scores"] = {name: known_mean(values) for name, values in scores.items()}
     for name in judged:
         told = ~np.isnan(scores[name])
         if told.sum() < _FEWEST_WINDOWS:
@@ -222,11 +223,6 @@ def _windows(table: Series, step: int) -> Series:
     count = known.sum(axis=2)
     sums = np.where(known, parts, 0.0).sum(axis=2)
     return np.asarray(np.where(count >= _WINDOW_COVERAGE * step, sums / np.maximum(count, 1), np.nan))
-
-
-def _mean(values: Series) -> float:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else math.nan
 
 
 def _finding(row: dict[str, Any], name: str, context: Context) -> Finding:

@@ -90,7 +90,7 @@ def _of_card(card: Card, peaks: _Peaks, host: Mapping[str, Series], killed: Mapp
     divided = [h.held and h.kind not in {"whole", "mig"} for h in card.holdings]
     limits = _OF_A_CARD + (_OF_COUNTERS if any(divided) else ("transfer",) if card.mig else ())
     found = [Subject(card, None, limits, own, work, card.observed, "card", known)]
-    total = np.nansum(card.used, axis=1) if any(divided) else np.zeros(0)
+    total = card.used.sum(axis=1)  # NaN: nobody knows what one of them uses
     for j, holding in enumerate(card.holdings):
         if not holding.held:
             continue
@@ -148,7 +148,8 @@ def _sharer(card: Card, j: int, series: Mapping[str, Series], total: Series) -> 
     of_quota = _quota_use(card, j) / quota if capped else np.full(len(used), np.nan)
     elsewhere, foreign = {}, frozenset[str]()
     # What works a little beside it all the time leaves no interval of its own, and yet hardly anything in the counters.
-    mostly = float(np.nansum(used)) >= _ALONE * float(np.nansum(total)) > 0
+    known = ~np.isnan(total)
+    mostly = float(used[known].sum()) >= _ALONE * float(total[known].sum()) > 0
     mine = alive if mostly else alone
     if not mine.any():
         reason = f"under {holding.kind} the counters are the card's: see what is said of the card"

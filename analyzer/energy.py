@@ -47,7 +47,7 @@ def idle_watts(card: Card) -> float:
     known = power[~np.isnan(power)]
     if not len(known):
         return np.nan
-    use = np.where(np.isnan(card.activity), np.nansum(np.where(card.alive, card.used, 0.0), axis=1), card.activity)
+    use = np.where(np.isnan(card.activity), np.where(card.alive, card.used, 0.0).sum(axis=1), card.activity)
     quiet = power[~np.isnan(power) & (use <= _QUIET)]
     return float(np.quantile(quiet, _IDLE_QUANTILE)) if len(quiet) else float(known.min())
 

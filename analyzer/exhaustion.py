@@ -124,7 +124,7 @@ def _pools(measures: pd.DataFrame, context: Context) -> list[_Pool]:
         if len(mine) > 1:
             for name, rows in mine.items():
                 quota = float(rows["quota"].iloc[-1])
-                total = (rows["allocated"] + rows["pending"]).to_numpy(np.float64)
+                total = _with_pending(rows["allocated"], rows["pending"]).to_numpy(np.float64)
                 found.append(_Pool(str(cluster), name, quota, pd.DataFrame({"time": rows["time"], "value": total})))
             continue
         nodes = own.drop_duplicates("node")
@@ -132,11 +132,15 @@ def _pools(measures: pd.DataFrame, context: Context) -> list[_Pool]:
         seen = own.groupby("time", sort=True)["taken_cards"].count()
         value = per_step.where(seen == len(nodes))  # a node that was not seen is no free node
         for rows in mine.values():
-            pending = rows.set_index("time")["pending"].reindex(value.index)
-            value = value + pending.ffill().fillna(0.0)
+            value = _with_pending(value, rows.set_index("time")["pending"].reindex(value.index).ffill())
         history = pd.DataFrame({"time": value.index, "value": value.to_numpy(np.float64)})
         found.append(_Pool(str(cluster), next(iter(mine), "default"), float(nodes["cards"].sum()), history))
     return found
+
+
+def _with_pending(taken: pd.Series, pending: pd.Series) -> pd.Series:
+    """Add what waits; of a queue that never tells what waits the demand is what is taken, at the least."""
+    return taken + pending if pending.notna().any() else taken
 
 
 def _queues(context: Context) -> dict[tuple[str, str], pd.DataFrame]:
@@ -147,7 +151,6 @@ def _queues(context: Context) -> dict[tuple[str, str], pd.DataFrame]:
         return {}
     rows = raw.assign(time=raw["time"].dt.floor(f"{round(max(_STEP_SECONDS, context.interval_seconds))}s"))
     mean = rows.groupby(["cluster", "pool", "tenant", "time"], sort=True, observed=True)[wanted].mean().reset_index()
-    mean["pending_gpu_count"] = mean["pending_gpu_count"].fillna(0.0)
     # A quota of -1 has no limit, and of a pool with such a tenant nobody says how big it is.
     mean.loc[mean["quota_gpu_count"] < 0, "quota_gpu_count"] = math.nan
     by_step = mean.groupby(["cluster", "pool", "time"], sort=True, observed=True)

@@ -12,6 +12,7 @@ import pandas as pd
 from analyzer.evidence import absent_fields
 from analyzer.facts import hardware_facts, records
 from analyzer.findings import Effect, Finding, Role, SubjectRef, Verdict, make_finding
+from analyzer.known import known_mean, known_most, known_sum
 from analyzer.protocols import Conclusion, Context, Needs, Partition, Withheld
 from analyzer.settings import AnalyzeSettings
 from analyzer.shares import Card, cards
@@ -65,7 +66,7 @@ class HardwareDetector:
                 if reason:
                     withheld.append(Withheld(code, *place, reason))
             found = None if row["no_errors"] else _memory_errors(row, context)
-            throttled = max(row["thermal"], row["brake"])
+            throttled = _worse(row)
             if found is not None:
                 findings.append(found)
             if not row["no_throttling"] and throttled >= _THROTTLED:
@@ -88,15 +89,15 @@ def _measure(card: Card, floor: float, told: dict[str, bool]) -> dict[str, Any]:
         "cluster": card.cluster,
         "node": card.node,
         "gpu": card.gpu,
-        **{name: float(np.nansum(series[name])) for name in _ERRORS},
+        **{name: known_sum(series[name]) for name in _ERRORS},
         "pending": told["pending"],
         "failed": told["failure"],
         "hours": float(card.observed.sum()) * card.interval_seconds / 3600,
-        "thermal": _mean(series["throttle_thermal_ratio"]),
-        "brake": _mean(series["throttle_brake_ratio"]),
+        "thermal": known_mean(series["throttle_thermal_ratio"]),
+        "brake": known_mean(series["throttle_brake_ratio"]),
         "coverage": coverage,
-        "hottest": _most(card.of_card("temperature_celsius")),
-        "hottest_memory": _most(card.of_card("memory_temperature_celsius")),
+        "hottest": known_most(card.of_card("temperature_celsius")),
+        "hottest_memory": known_most(card.of_card("memory_temperature_celsius")),
         "no_errors": "" if told["pending"] or told["failure"] else reasons["TT602"],
         "no_throttling": reasons["TT603"],
     }
@@ -104,16 +105,6 @@ def _measure(card: Card, floor: float, told: dict[str, bool]) -> dict[str, Any]:
 
 def _true(text: str | None) -> bool:
     return text is not None and text.strip().lower() in {"1", "1.0", "true", "yes", "pending"}
-
-
-def _mean(values: np.ndarray) -> float:
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if len(known) else 0.0
-
-
-def _most(values: np.ndarray) -> float:
-    known = values[np.isfinite(values)]
-    return float(known.max()) if len(known) else math.nan
 
 
 def _memory_errors(row: dict[str, Any], context: Context) -> Finding | None:
@@ -129,20 +120,21 @@ def _memory_errors(row: dict[str, Any], context: Context) -> Finding | None:
         do = "let its work end, give it no new work, and reset the card: the row is remapped then"
     elif uncorrected > 0 or remapped > 0:
         severity = "critical"
-        what = f"{uncorrected:.0f} uncorrectable memory errors" + (
-            f", {remapped:.0f} rows remapped" if remapped else ""
-        )
+        counted = ((uncorrected, "uncorrectable memory errors"), (remapped, "rows remapped for uncorrectable errors"))
+        what = ", ".join(f"{count:.0f} {of}" for count, of in counted if count > 0)
         do = "let its work end and reset the card; when they come again, ask the vendor for a replacement"
     elif row["rows_remapped_corrected_count"] > 0 or corrected_rate > _MANY_CORRECTED_AN_HOUR:
         verdict, severity, out = Verdict.SUSPECTED, "warning", False
-        what = (
-            f"{row['ecc_corrected_count']:.0f} corrected memory errors ({corrected_rate:.1f} an hour), "
-            f"{row['rows_remapped_corrected_count']:.0f} rows remapped for them"
+        told = (
+            (row["ecc_corrected_count"], f"corrected memory errors ({corrected_rate:.1f} an hour)"),
+            (row["rows_remapped_corrected_count"], "rows remapped for corrected errors"),
         )
+        what = ", ".join(f"{count:.0f} {of}" for count, of in told if count > 0)
         do = "nothing breaks now; watch it, and reset it when it is next empty"
     else:
         return None
-    count = uncorrected or remapped or row["ecc_corrected_count"]
+    counts = (uncorrected, remapped, row["ecc_corrected_count"], row["rows_remapped_corrected_count"])
+    count = next((one for one in counts if one > 0), math.nan)
     return make_finding(
         "TT602",
         verdict,
@@ -152,7 +144,7 @@ def _memory_errors(row: dict[str, Any], context: Context) -> Finding | None:
         risk="counters that restart with the driver lose what was before; corrected errors are normal in small numbers",
         confidence=0.95 if verdict is Verdict.HOLDS else 0.6,
         coverage=1.0,
-        effect=Effect(count, "count", count, count),
+        effect=None if math.isnan(count) else Effect(count, "count", count, count),
         evidence={
             **{name: row[name] for name in _ERRORS},
             "corrected_an_hour": corrected_rate,
@@ -166,9 +158,13 @@ def _memory_errors(row: dict[str, Any], context: Context) -> Finding | None:
     )
 
 
+def _worse(row: dict[str, Any]) -> float:
+    return float(np.fmax(row["thermal"], row["brake"]))
+
+
 def _throttled(row: dict[str, Any], others: int, of: int, context: Context) -> Finding:
-    heat = row["thermal"] >= row["brake"]
-    share = max(row["thermal"], row["brake"])
+    share = _worse(row)
+    heat = row["thermal"] == share
     whole_node = heat and of > 0 and others * 2 >= of
     if not heat:
         why, do = "by a hardware power brake", "look at the power supply and its cables, and at what else it feeds"

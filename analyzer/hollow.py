@@ -77,7 +77,8 @@ def _of_card(card: Card) -> list[dict[str, Any]]:
     busy = np.clip(card.of_card("busy_ratio"), 0.0, 1.0)
     own = {name: card.of_card(field) for name, (field, _) in MEASURES.items()}
     shared = [j for j, h in enumerate(card.holdings) if h.held and h.kind not in {"whole", "mig"}]
-    total = np.nansum(np.where(card.held, card.used, 0.0)[:, shared], axis=1) if shared else np.zeros(card.intervals)
+    # NaN, and nobody's busy time, where what one of them uses is not known.
+    total = np.where(card.held, card.used, 0.0)[:, shared].sum(axis=1)
     rows = []
     for j, holding in enumerate(card.holdings):
         if not holding.held:
@@ -105,7 +106,8 @@ def _of_card(card: Card) -> list[dict[str, Any]]:
             "workload": holding.workload,
             "kind": holding.kind,
             "busy": float(seconds.sum()),
-            "sm_seconds": float(np.nansum(np.clip(measures["sm"], 0.0, 1.0) * share)) * card.interval_seconds,
+            "sm_seconds": float(np.nansum(np.where(seconds > 0, np.clip(measures["sm"], 0.0, 1.0) * share, 0.0)))
+            * card.interval_seconds,
         }
         for name, (_, low) in MEASURES.items():
             known = np.isfinite(measures[name])

@@ -103,13 +103,13 @@ def _of_queues(queues: pd.DataFrame, interval_seconds: float) -> tuple[list[_Sid
     if queues.empty:
         return givers, takers
     for (cluster, pool, tenant), rows in queues.groupby(["cluster", "pool", "tenant"], sort=True):
-        known = rows.dropna(subset=["quota_gpu_count", "allocated_gpu_count"])
+        known = rows.dropna(subset=["quota_gpu_count", "allocated_gpu_count", "pending_gpu_count"])
         if known.empty:
             continue
         days = max(len(known) * interval_seconds / 86400.0, 1e-6)
         quota = float(known["quota_gpu_count"].iloc[-1])
         held = known["allocated_gpu_count"].to_numpy(np.float64)
-        pending = known["pending_gpu_count"].fillna(0.0).to_numpy(np.float64)
+        pending = known["pending_gpu_count"].to_numpy(np.float64)
         name = (str(cluster), str(pool), str(tenant), "")
         if quota > 0 and (pending > 0).mean() <= _OFTEN_WAITS:
             idle = quota - np.quantile(held, [1.0, 0.9, 0.5], method="inverted_cdf")

@@ -198,14 +198,14 @@ def _limits(partition: Partition, present: pd.DataFrame) -> dict[tuple[str, str,
     newest = records(present.groupby(_KEY, observed=True, sort=True)[fields].last().reset_index())
     on_card: dict[str, float] = {}
     for row in newest:
-        on_card[row["gpu"]] = on_card.get(row["gpu"], 0.0) + np.nan_to_num(row["memory_used_bytes"])
+        on_card[row["gpu"]] = on_card.get(row["gpu"], 0.0) + row["memory_used_bytes"]
     limits = {}
     for row in newest:
         total, quota = totals.get(row["gpu"], math.nan), float(row.get("memory_quota_bytes", math.nan))
         if math.isfinite(quota):
             limit = float(np.fmin(quota, total)), "quota"
         else:
-            others = on_card[row["gpu"]] - np.nan_to_num(row["memory_used_bytes"])
+            others = on_card[row["gpu"]] - row["memory_used_bytes"]
             limit = float(total - others), "card"
         limits[str(row["cluster"]), str(row["node"]), str(row["gpu"]), str(row["slice"])] = limit
     return limits

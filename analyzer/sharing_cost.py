@@ -3,7 +3,8 @@
 The cost of a unit of work is the time that it takes times the SMs that were granted meanwhile; work per granted
 SM-second is its inverse. Granted is a MIG instance's or a hard quota's share; where a neighbour's idle SMs can be used
 (rotation, MPS without a limit), whatever the others leave. Blocks of ten minutes are compared, of one workload on one
-model of card; where requests are counted, at the same request rate.
+model of card; where requests are counted, at the same request rate. Of a workload that was never alone, the time in
+which its neighbours rest stands for that: what they cost beyond that time is estimated.
 """
 
 from __future__ import annotations
@@ -23,12 +24,17 @@ from analyzer.mig import board_of
 from analyzer.protocols import Conclusion, Context, Needs, Partition, Withheld
 from analyzer.settings import AnalyzeSettings
 from analyzer.shares import Card, cards
-from analyzer.sharing_record import MOMENTS, Record, block_moments, compare
+from analyzer.sharing_record import FILLED, MOMENTS, Record, block_moments, compare
 from collector.schema import NOBODY, UNKNOWN
 
 CODE = "TT112"
 SOLO = "solo"
+_REST = "rest beside "  # and the kind of sharing
 _QUIET, _BESIDE = 0.05, 0.1  # others' use of the card: up to here alone, from here on shared
+_RESTING = 0.5  # of what is usual beside it: up to here its neighbours rest
+_MOST_STRETCH = 2.5
+_REST_FILLED, _FEWEST_RESTS = 0.2, 12  # neighbours rest for minutes at a time: of a block, and blocks
+_ESTIMATED = 0.7  # trust in a record of resting neighbours
 _WORKS = 0.05
 _FEWEST_BLOCKS = 6
 _OVERUSE = 1.1  # use beyond its quota from which an MPS share is no hard limit
@@ -83,15 +89,20 @@ class SharingCostDetector:
             for row in rows:
                 by_mode.setdefault(row["mode"], []).append(row)
             alone = by_mode.pop(SOLO, [])
+            rests = {mode: by_mode.pop(mode) for mode in list(by_mode) if mode.startswith(_REST)}
             solo = Record.pooled(alone)
             for mode, shared in sorted(by_mode.items()):
                 record = Record.pooled(shared)
-                if solo.blocks < _FEWEST_BLOCKS:
-                    reason = "it was never seen alone on its card, nor on a whole one, for an hour"
-                elif record.blocks < _FEWEST_BLOCKS:
+                rest = Record.pooled(rests.get(_REST + mode, []))
+                if record.blocks < _FEWEST_BLOCKS:
                     reason = "it worked beside others for less than an hour"
-                else:
+                elif solo.blocks >= _FEWEST_BLOCKS:
                     findings.append(self._finding(shared, solo, record, mode, context))
+                    continue
+                elif rest.blocks < _FEWEST_RESTS or _stretch(rest, record) > _MOST_STRETCH:
+                    reason = "it was never seen alone for an hour, nor on a whole card, and its neighbours never rest"
+                else:
+                    findings.append(self._finding(shared, rest, record, mode, context, estimated=True))
                     continue
                 withheld += [_withheld(row, reason) for row in shared]
             if not by_mode:
@@ -99,32 +110,41 @@ class SharingCostDetector:
         return Conclusion(findings, withheld)
 
     def _finding(
-        self, shared: Sequence[dict[str, Any]], solo: Record, record: Record, mode: str, context: Context
+        self,
+        shared: Sequence[dict[str, Any]],
+        solo: Record,
+        record: Record,
+        mode: str,
+        context: Context,
+        *,
+        estimated: bool = False,
     ) -> Finding:
         row = shared[0]
         bandwidth = any(r["bound"] == "bandwidth" for r in shared) or solo.bound == "bandwidth"
         limit = self._settings.sharing_bandwidth_cost_limit if bandwidth else self._settings.sharing_compute_cost_limit
-        found = compare(solo, record, limit, bandwidth=bandwidth)
+        stretch = _stretch(solo, record) if estimated else 1.0
+        found = compare(solo, record, limit, bandwidth=bandwidth, stretch=stretch)
         resource = "memory bandwidth" if bandwidth else "SM"
         promise = context.declarations.get((row["cluster"], row["tenant"], row["workload"]))
         offline = promise is not None and promise.declared and promise.declaration.service_class == "offline"
         use = max((r["use"] for r in shared), key=lambda u: np.nan_to_num(u["compute"], nan=-1.0))
         cut = fitting_cuts(use, row["model"], online=not offline, private=True)[0]
         who, name = f"{row['tenant']}/{row['workload']}", row["model"] or "its card"
+        how = " (estimated from the time in which its neighbours rest)" if estimated else ""
         size = f"{found.cost:.0%} ({found.lower:.0%} to {found.upper:.0%})"
-        less = f"does {size} less work per granted {resource}-second under {mode} than alone on {name}"
+        less = f"does {size} less work per granted {resource}-second under {mode} than alone on {name}{how}"
         if found.verdict in {Verdict.HOLDS, Verdict.SUSPECTED}:
             grows = ", and the more requests, the more" if found.grows else ""
             advice = "do not share it" if found.verdict is Verdict.HOLDS else "better do not share it"
             claim = f"{who} {less}{grows}: {advice}; {cut.text} fits it"
         elif found.verdict is Verdict.NO_EFFECT:
-            claim = (
-                f"sharing under {mode} costs {who} at most {max(found.upper, 0.0):.0%} of its work on {name}: it may"
-            )
+            most = f"at most {max(found.upper, 0.0):.0%} of its work per granted {resource}-second"
+            claim = f"sharing under {mode} costs {who} {most} on {name}{how}: it may"
         else:
-            claim = f"whether sharing under {mode} costs {who} too much cannot be told: it {less}"
+            span = f"between {found.lower:.0%} and {found.upper:.0%} of its work per granted {resource}-second"
+            claim = f"whether sharing under {mode} costs {who} too much on {name} cannot be told: {span}{how}"
         subjects = (SubjectRef(Role.SUBJECT, row["cluster"], workload=row["workload"], tenant=row["tenant"]),)
-        trust = _TRUST[row["basis"]] * (1.0 if found.same_load else 0.6)
+        trust = _TRUST[row["basis"]] * (1.0 if found.same_load else 0.6) * (_ESTIMATED if estimated else 1.0)
         return Finding(
             id=finding_id(CODE, subjects, f"{mode} {row['model']}"),
             code=CODE,
@@ -132,7 +152,8 @@ class SharingCostDetector:
             subjects=subjects,
             window=context.window,
             claim=claim,
-            risk="another release, other inputs or another batch size between the two look like a cost of sharing",
+            risk="another release, other inputs or another batch size between the two look like a cost of sharing"
+            + ("; what its neighbours cost while they rest is not seen" if estimated else ""),
             confidence=trust,
             coverage=1.0,
             effect=Effect(found.cost, "ratio", found.lower, found.upper),
@@ -143,6 +164,10 @@ class SharingCostDetector:
                 "work_is_told_by": row["basis"],
                 "resource": "bandwidth" if bandwidth else "compute",
                 "limit": limit,
+                "provenance": "estimated" if estimated else "measured",
+                "alone_is": "its neighbours at rest" if estimated else "alone, or a whole card",
+                "neighbours_ran_alone": solo.beside,
+                "neighbours_ran_shared": record.beside,
                 "blocks_alone": solo.blocks,
                 "blocks_shared": record.blocks,
                 "at_request_rate": found.rate,
@@ -158,6 +183,12 @@ class SharingCostDetector:
             else (),
             simulated=context.simulated,
         )
+
+
+def _stretch(rest: Record, shared: Record) -> float:
+    """Return how many times more neighbours run while they work than they run more then than while they rest."""
+    more = shared.beside - rest.beside
+    return shared.beside / more if more > 0 else math.inf
 
 
 def _withheld(row: Mapping[str, Any], reason: str, *, applicable: bool = True) -> Withheld:
@@ -220,12 +251,18 @@ def _of_card(card: Card, windows: Mapping[tuple[str, str, str, str], SampleWindo
         told = windows.get((card.cluster, card.node, card.gpu, holding.slice))
         same = told is None or alike(*(told.seconds(n, card.interval_seconds) for n in (basis, "requests_per_second")))
         use, bound = measure_use(card, j), _bound(card, j)
-        modes = {SOLO: running < _QUIET, holding.kind: running >= _BESIDE}
+        beside = running >= _BESIDE
+        usual = float(np.median(running[beside])) if beside.any() else math.nan
+        rest = (running >= _QUIET) & (running <= _RESTING * usual)
+        modes = {SOLO: running < _QUIET, holding.kind: beside, _REST + holding.kind: rest}
         if holding.kind in {"whole", "mig"}:
             modes = {SOLO if holding.kind == "whole" else "mig": np.ones(card.intervals, dtype=bool)}
         for mode, when in modes.items():
-            moments = block_moments(np.where(when, y, np.nan), r, more, card.interval_seconds)
-            if moments["n"] or holding.kind != "whole":
+            filled = _REST_FILLED if mode.startswith(_REST) else FILLED
+            moments = block_moments(
+                np.where(when, y, np.nan), r, more, running, interval_seconds=card.interval_seconds, least_filled=filled
+            )
+            if moments["n"] or mode == holding.kind != "whole":
                 yield {**common, **moments, "mode": mode, "basis": basis, "alike": same, "bound": bound, "use": use}
 
 

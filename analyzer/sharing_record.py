@@ -11,19 +11,20 @@ import numpy as np
 
 from analyzer.findings import Verdict
 
-MOMENTS = ("n", "y", "yy", "lag", "rated", "r", "rr", "ry", "ry_y", "ry_yy", "low", "high", "bandwidth")
+MOMENTS = ("n", "y", "yy", "lag", "rated", "r", "rr", "ry", "ry_y", "ry_yy", "low", "high", "bandwidth", "beside")
 _FEWEST_FOR_LINE = 18
 _LEAST_ERROR = 0.01
 _SPREAD_RATES = 0.1  # standard deviation of ln(rate) from which a line is fitted
 _WIDE = 1.959964
-_BLOCK_SECONDS, _BLOCK_FILLED = 600.0, 0.5
+_BLOCK_SECONDS, FILLED = 600.0, 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
     """What is known of a workload in one mode: moments over blocks of y = ln(granted SM-seconds per unit).
 
-    `rated` counts blocks with a request rate; r = ln(rate); `bandwidth` is the mean of ln(memory share / SM share).
+    `rated` counts blocks with a request rate; r = ln(rate); `bandwidth` is the mean of ln(memory share / SM share),
+    `beside` for how much of the time its neighbours ran, summed over them.
     """
 
     blocks: float = 0.0
@@ -39,6 +40,7 @@ class Record:
     low: float = math.nan
     high: float = math.nan
     bandwidth: float = 0.0
+    beside: float = 0.0
     bound: str = ""
     alike: bool = True
 
@@ -70,6 +72,7 @@ class Record:
             correlation=float(np.clip(total["lag"] / n, 0.0, 0.9)),
             rated=rated,
             bandwidth=total["bandwidth"] / n,
+            beside=total["beside"] / n,
             bound=next((row["bound"] for row in rows if row["bound"]), ""),
             alike=all(row["alike"] for row in rows),
             **line,
@@ -113,8 +116,18 @@ class Comparison:
     cost_high: float
 
 
-def compare(solo: Record, shared: Record, limit: float, *, bandwidth: bool) -> Comparison:
-    """Compare two records of a workload at the same request rate, where it is known of both."""
+def compare(solo: Record, shared: Record, limit: float, *, bandwidth: bool, stretch: float = 1.0) -> Comparison:
+    """Compare two records of a workload at the same request rate, where it is known of both.
+
+    Args:
+        solo: alone, or while its neighbours rest.
+        shared: beside others.
+        limit: cost from which it must not share.
+        bandwidth: it is memory bandwidth that counts.
+        stretch: how many times more neighbours cost than lies between the two, where they only rest in the first: cost
+            is taken to grow in proportion to how long they run. The verdict rests on what was seen, not on what that
+            adds: the interval reaches from the one to the other.
+    """
     rate = math.nan
     same_load = True
     if solo.lined and shared.lined:
@@ -125,8 +138,9 @@ def compare(solo: Record, shared: Record, limit: float, *, bandwidth: bool) -> C
     (one, one_error), (two, two_error) = solo.at(rate), shared.at(rate)
     error = math.sqrt(one_error + two_error + _LEAST_ERROR**2)
     difference = two - one + more
+    least, most = difference - _WIDE * error, difference + _WIDE * error
     cost, lower, upper = (
-        1 - math.exp(-value) for value in (difference, difference - _WIDE * error, difference + _WIDE * error)
+        1 - math.exp(-value) for value in (stretch * difference, min(least, stretch * least), max(most, stretch * most))
     )
     grows, growth, high = False, math.nan, math.nan
     if solo.lined and shared.lined and same_load:
@@ -149,13 +163,21 @@ def compare(solo: Record, shared: Record, limit: float, *, bandwidth: bool) -> C
     )
 
 
-def block_moments(y: np.ndarray, r: np.ndarray, more: np.ndarray, interval_seconds: float) -> dict[str, float]:
-    """Return sums over blocks of ten minutes of which at least half is there."""
+def block_moments(
+    y: np.ndarray,
+    r: np.ndarray,
+    more: np.ndarray,
+    beside: np.ndarray,
+    *,
+    interval_seconds: float,
+    least_filled: float = FILLED,
+) -> dict[str, float]:
+    """Return sums over blocks of ten minutes of which at least so much is there."""
     step = max(round(_BLOCK_SECONDS / interval_seconds), 1)
     whole = len(y) // step * step
     parts = y[:whole].reshape(-1, step)
     known = np.isfinite(parts)
-    filled = known.sum(axis=1) >= max(_BLOCK_FILLED * step, 1)
+    filled = known.sum(axis=1) >= max(least_filled * step, 1)
     if not filled.any():
         return dict.fromkeys(MOMENTS, 0.0)
     parts, known = parts[filled], known[filled]
@@ -164,7 +186,10 @@ def block_moments(y: np.ndarray, r: np.ndarray, more: np.ndarray, interval_secon
     rates = np.where(known, r[:whole].reshape(-1, step)[filled], np.nan)
     told = np.isfinite(rates).sum(axis=1)
     rate = np.where(told > 0, np.nansum(rates, axis=1) / np.maximum(told, 1), np.nan)
-    share = np.where(known, more[:whole].reshape(-1, step)[filled], 0.0).sum(axis=1) / count
+    share, running = (
+        np.where(known, np.nan_to_num(series[:whole].reshape(-1, step)[filled]), 0.0).sum(axis=1) / count
+        for series in (more, beside)
+    )
     rated = np.isfinite(rate)
     centred = block - block.mean()
     spread = float((centred**2).sum())
@@ -183,5 +208,6 @@ def block_moments(y: np.ndarray, r: np.ndarray, more: np.ndarray, interval_secon
         "ry_yy": float((block[rated] ** 2).sum()),
         "low": float(np.quantile(known_rates, 0.05)) if rated.any() else 0.0,
         "high": float(np.quantile(known_rates, 0.95)) if rated.any() else 0.0,
-        "bandwidth": float(np.nan_to_num(share).sum()),
+        "bandwidth": float(share.sum()),
+        "beside": float(running.sum()),
     }

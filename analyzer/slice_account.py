@@ -20,10 +20,11 @@ from analyzer.energy import card_energy
 from analyzer.facts import records, requests
 from analyzer.findings import plain
 from analyzer.holding_state import State, ended_pods, idle_stretch, instant, last_of, memory_used, state_of
+from analyzer.known import known_mean, known_sum
 from analyzer.protocols import Partition
 from analyzer.settings import AnalyzeSettings
 from analyzer.shares import Card, cards
-from analyzer.starvation import Taking, takings
+from analyzer.starvation import SHARED, Taking, takings
 from analyzer.useful import sm_count_of
 from collector.schema import NOBODY
 
@@ -98,12 +99,12 @@ def _card_row(card: Card, *, current: bool) -> dict[str, Any]:
         "profile": "",
         "pod": "",
         "state": "",
-        "used_ratio": _mean(card.activity),
+        "used_ratio": known_mean(card.activity),
         "used_provenance": "unknown" if np.isnan(card.activity).all() else "measured",
-        "busy_ratio": _mean(card.of_card("busy_ratio")),
+        "busy_ratio": known_mean(card.of_card("busy_ratio")),
     }
     row["overstated_by"] = _over(row["busy_ratio"], row["used_ratio"])
-    row["used_sm_seconds"] = float(np.nansum(card.activity) * sm_count_of(card) * card.interval_seconds)
+    row["used_sm_seconds"] = known_sum(card.activity) * sm_count_of(card) * card.interval_seconds
     if card.mig or not current:
         return row
     held = np.where(card.held, card.quota, 0.0).sum(axis=1)  # NaN where a holder's quota is not known
@@ -133,6 +134,7 @@ def _holding_row(card: Card, j: int, taking: Taking) -> dict[str, Any]:
     memory = memory_used(card, j)
     memory = memory[~np.isnan(memory)]
     both = known & (quota > 0)
+    asks_told = holding.kind not in SHARED or taking.told[:, j].any()
     row: dict[str, Any] = {
         "slice": holding.slice,
         "tenant": holding.tenant,
@@ -143,13 +145,13 @@ def _holding_row(card: Card, j: int, taking: Taking) -> dict[str, Any]:
         "state": "",
         "quota_ratio": float(quota[-1]),
         "quota_provenance": told,
-        "used_ratio": _mean(used),
+        "used_ratio": known_mean(used),
         "used_provenance": "unknown" if not known.any() else "measured" if card.measured[j] else "estimated",
         "of_quota_ratio": float(used[both].sum() / quota[both].sum()) if both.any() else math.nan,
-        "busy_ratio": _mean(busy),
-        "used_sm_seconds": float(np.nansum(used) * sm_count_of(card) * unit) if known.any() else math.nan,
-        "borrowed_gpu_seconds": float(taking.borrowed[:, j].sum() * unit),
-        "starved_gpu_seconds": float(taking.starved[:, j].sum() * unit),
+        "busy_ratio": known_mean(busy),
+        "used_sm_seconds": known_sum(used) * sm_count_of(card) * unit,
+        "borrowed_gpu_seconds": float(taking.borrowed[:, j].sum() * unit) if both.any() else math.nan,
+        "starved_gpu_seconds": float(taking.starved[:, j].sum() * unit) if asks_told else math.nan,
         "memory_used_bytes": float(memory[-1]) if len(memory) else math.nan,
     }
     return row | {"overstated_by": _over(row["busy_ratio"], row["used_ratio"])}
@@ -168,11 +170,6 @@ def _now(card: Card, j: int, settings: AnalyzeSettings, gone: Mapping[str, datet
     elif state not in {State.ACTIVE, State.UNKNOWN}:
         row["since_ms"] = stretch.since_ms
     return row
-
-
-def _mean(values: np.ndarray) -> float:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else math.nan
 
 
 def _over(busy: float, used: float) -> float:

@@ -20,6 +20,7 @@ import pandas as pd
 
 from analyzer.findings import Effect, Finding, Verdict, make_finding
 from analyzer.holding_state import memory_used
+from analyzer.known import known_sum
 from analyzer.protocols import Context
 from analyzer.settings import AnalyzeSettings
 from analyzer.shares import Card, Mask, Matrix, Vector
@@ -36,7 +37,7 @@ _RARE = 0.01  # share of the judged intervals that may be missed without a claim
 _STARVED_OFTEN = 0.05  # of the intervals in which it asked
 _KEEPS = (0.5, 0.9)  # bounds of the load of its share up to which a service is taken to keep its objective
 _MEMORY_FULL = 0.95
-_SHARED = {"mps", "timeslice", "vgpu"}  # neighbours can take of the share
+SHARED = {"mps", "timeslice", "vgpu"}  # neighbours can take of the share
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def takings(card: Card) -> Taking:
     asks = (waiting >= 1) | missed | (trains & (busy >= _ALWAYS_BUSY))
     told = ~np.isnan(waiting) | judged | trains
     full = np.nansum(got, axis=1) >= _FULL
-    shared = np.array([h.kind in _SHARED for h in card.holdings], dtype=bool)
+    shared = np.array([h.kind in SHARED for h in card.holdings], dtype=bool)
     quota = np.where(card.held, card.quota, np.nan)
     short = shared & asks & full[:, None] & (got < _SHORT * quota)
     return Taking(
@@ -87,7 +88,7 @@ def starved_use(card: Card, taking: Taking, j: int) -> dict[str, Any]:
     coverage = float((taking.told[:, j] & ~np.isnan(taking.got[:, j]))[alive].mean())
     quota = card.quota[:, j]
     use: dict[str, Any] = {"coverage": coverage, "samples": int(taking.told[:, j].sum()), "withheld": ""}
-    if holding.kind not in _SHARED:
+    if holding.kind not in SHARED:
         return {**use, "withheld": "nobody can take of its share", "applicable": False}
     if len([h for k, h in enumerate(card.holdings) if k != j and h.held]) == 0:
         return {**use, "withheld": "nobody shares its card", "applicable": False}
@@ -168,8 +169,8 @@ def _compute_limit(card: Card, j: int, got: Vector, judged: Mask, missed: Mask) 
     lower = min(max(float(np.quantile(need, 0.9)) / _KEEPS[1] * (1 + 0.001 / days) ** -2, share), target)
     return found | {
         "p_limit": float(at_limit[missed].mean()),
-        "missed_at_limit": float(missed[at_limit].mean()) if at_limit.any() else 0.0,
-        "missed_below": float(missed[judged & ~at_limit].mean()) if (judged & ~at_limit).any() else 0.0,
+        "missed_at_limit": float(missed[at_limit].mean()) if at_limit.any() else math.nan,
+        "missed_below": float(missed[judged & ~at_limit].mean()) if (judged & ~at_limit).any() else math.nan,
         "quota": share,
         "lower": lower,
         "target": target,
@@ -183,14 +184,14 @@ def _memory_limit(card: Card, j: int, events: pd.DataFrame) -> dict[str, Any]:
     """How many intervals memory was full in, where a preemption or an out-of-memory event says that it hurts."""
     used, quota = memory_used(card, j), card.of_slices("memory_quota_bytes")[:, j]
     full = used >= _MEMORY_FULL * quota
-    preempted = np.nansum(card.of_slices("preemption_count")[:, j])
+    preempted = known_sum(card.of_slices("preemption_count")[:, j])
     pod = card.holdings[j].pod
     died = int(((events["code"] == "oom") & (events["object"] == pod)).sum()) if pod and len(events) else 0
     hurts = full.any() and (preempted > 0 or died > 0)
     return {
         "memory_full": int(full.sum()) if hurts else 0,
         "memory_quota": float(quota[full][-1]) if hurts else math.nan,
-        "preempted": float(preempted),
+        "preempted": preempted,
         "died": died,
     }
 
@@ -209,7 +210,7 @@ def judge_limit(row: dict[str, Any], context: Context, about: dict[str, Any]) ->
     compute = (
         row["missed"] >= max(_FEWEST, _RARE * row["judged"])
         and row["p_limit"] >= _OFTEN
-        and row["missed_at_limit"] > 2 * row["missed_below"]
+        and row["missed_at_limit"] > 2 * np.nan_to_num(row["missed_below"])
     )
     if not compute and not memory:
         return None

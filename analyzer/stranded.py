@@ -14,6 +14,7 @@ import numpy as np
 
 from analyzer.fgd import EPSILON, Task
 from analyzer.fleet import Fleet, Floats, Mix, fit, usable
+from analyzer.known import known_sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +95,8 @@ def dimensions(fleet: Fleet, tasks: Sequence[Task]) -> Dimensions:
     return Dimensions(
         free_share=share,
         free_memory_share=memory,
-        compute_without_memory=float(np.nansum(np.maximum(excess, 0.0))),
-        memory_without_compute_bytes=float(np.nansum(np.maximum(-excess, 0.0) * size)),
+        compute_without_memory=known_sum(np.maximum(excess, 0.0)),
+        memory_without_compute_bytes=known_sum(np.maximum(-excess, 0.0) * size),
         compute_without_cpu=float(fleet.amounts[starved].sum()) if known.any() else math.nan,
     )
 

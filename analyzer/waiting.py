@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from analyzer.facts import Request
 from analyzer.findings import plain
+from analyzer.known import known_sum
 from collector.window import Window
 
 _Key = tuple[str, str, str]  # cluster, pool, tenant
@@ -21,7 +23,8 @@ _Key = tuple[str, str, str]  # cluster, pool, tenant
 class Waiting:
     """One tenant in one pool over a window.
 
-    admitted: requests that were granted in the window; the waits are theirs (nearest rank, in seconds; NaN of none).
+    admitted: how many requests were granted in the window, NaN: not told; the waits are theirs (nearest rank, in
+        seconds; NaN of none).
     waiting_now, longest_now_seconds: at the end of the window.
     unmet_card_hours: cards asked for and not granted, times how long, within the window; NaN where what waits does not
         tell how many cards it asks for.
@@ -31,7 +34,7 @@ class Waiting:
     cluster: str
     pool: str
     tenant: str
-    admitted: int
+    admitted: float
     wait_p50_seconds: float
     wait_p95_seconds: float
     waiting_now: float
@@ -70,7 +73,7 @@ def measure_waiting(
         _count(tallies.setdefault((request.cluster, request.pool, request.tenant), _Tally()), request, window)
     found = [_of_requests(key, tally) for key, tally in tallies.items()]
     found += _of_rows(queues, tallies.keys(), interval_seconds)
-    seen = [w for w in found if w.admitted or w.waiting_now > 0 or not w.unmet_card_hours <= 0]
+    seen = [w for w in found if w.admitted > 0 or w.waiting_now > 0 or not w.unmet_card_hours <= 0]
     return tuple(sorted(seen, key=lambda w: (-_known(w.unmet_card_hours), w.cluster, w.pool, w.tenant)))
 
 
@@ -95,7 +98,7 @@ def _wait_on(tally: _Tally, created: datetime, now: datetime) -> None:
 def _of_requests(key: _Key, tally: _Tally) -> Waiting:
     return Waiting(
         *key,
-        admitted=len(tally.waits),
+        admitted=float(len(tally.waits)),
         wait_p50_seconds=nearest_rank(tally.waits, 0.5),
         wait_p95_seconds=nearest_rank(tally.waits, 0.95),
         waiting_now=float(len(tally.open)),
@@ -116,16 +119,17 @@ def _of_rows(queues: pd.DataFrame, told: Iterable[_Key], interval_seconds: float
             continue
         pending, cards = rows["pending_count"], rows["pending_gpu_count"]
         untold = bool(((pending > 0) & cards.isna()).any())
+        unmet = known_sum(cards.to_numpy(np.float64)) * interval_seconds / 3600
         last = rows.iloc[-1]
         found.append(
             Waiting(
                 *name,
-                admitted=int(rows["admitted_count"].sum()),
+                admitted=known_sum(rows["admitted_count"].to_numpy(np.float64)),
                 wait_p50_seconds=math.nan,
                 wait_p95_seconds=math.nan,
                 waiting_now=float(last["pending_count"]),
                 longest_now_seconds=float(last["oldest_wait_seconds"]) if last["pending_count"] > 0 else math.nan,
-                unmet_card_hours=math.nan if untold else float(cards.sum()) * interval_seconds / 3600,
+                unmet_card_hours=math.nan if untold else unmet,
                 basis="rows",
             )
         )

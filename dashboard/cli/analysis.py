@@ -418,7 +418,7 @@ def _print_waiting(analysis: Analysis) -> None:
                 f"{w.cluster}: {w.tenant}" if several else w.tenant,
                 w.pool,
                 number(w.unmet_card_hours),
-                w.admitted,
+                number(w.admitted),
                 seconds(w.wait_p50_seconds),
                 seconds(w.wait_p95_seconds),
                 number(w.waiting_now),

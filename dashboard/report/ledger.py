@@ -59,7 +59,8 @@ def build_ledger(gathered: Gathered, prices: Prices) -> LedgerPart:
     keys = [(str(row["cluster"]), str(row["node"]), str(row["gpu"])) for row in records(ledger.gpus)]
     price = prices.of_fleet([models.get(key, "") for key in keys]) * hours
     joules = gathered.energy.groupby("tenant")["joules"].sum().to_dict()
-    taken = gathered.analysis.accounts.groupby("tenant")[["borrowed_gpu_seconds", "starved_gpu_seconds"]].sum() / 3600
+    accounts = gathered.analysis.accounts.groupby("tenant")[["borrowed_gpu_seconds", "starved_gpu_seconds"]]
+    taken = accounts.sum(min_count=1) / 3600
     tenants = []
     for row in records(ledger.tenants):
         held = float(row["used"]) + float(row["reserved"]) + float(row["wasted"])

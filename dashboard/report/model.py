@@ -275,7 +275,7 @@ class QueueLine:
     cluster: str
     pool: str
     tenant: str
-    started: int
+    started: float
     wait_p50_seconds: float
     wait_p95_seconds: float
     waiting_now: float

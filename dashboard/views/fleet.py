@@ -180,7 +180,7 @@ def _open_claims(findings: Sequence[Finding]) -> list[Problem]:
 
 
 def _queues(queues: pd.DataFrame) -> list[Problem]:
-    waiting = float(queues["pending_count"].sum())
+    waiting = float(queues["pending_count"].sum(min_count=1))
     if not waiting > 0:
         return []
     oldest = seconds(float(queues["oldest_wait_seconds"].max()))

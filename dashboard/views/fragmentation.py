@@ -252,11 +252,12 @@ def lost_causes(evidence: Mapping[str, Any]) -> pd.DataFrame:
 def dimensions_text(evidence: Mapping[str, Any]) -> str:
     """Return which idle amounts lack another dimension, in words; empty: none does, or nobody knows."""
     parts = []
-    if evidence["compute_without_memory_cards"] >= _SHOWN_CARDS:
-        parts.append(f"{evidence['compute_without_memory_cards']:.1f} cards' worth of compute lie beside full memory")
-    if evidence["memory_without_compute_bytes"] >= 2**30:
-        memory = evidence["memory_without_compute_bytes"] / 2**30
-        parts.append(f"{memory:,.0f} GiB of memory lie beside compute that is given away")
+    beside = evidence["compute_without_memory_cards"]
+    if beside is not None and beside >= _SHOWN_CARDS:
+        parts.append(f"{beside:.1f} cards' worth of compute lie beside full memory")
+    memory = evidence["memory_without_compute_bytes"]
+    if memory is not None and memory >= 2**30:
+        parts.append(f"{memory / 2**30:,.0f} GiB of memory lie beside compute that is given away")
     starved = evidence["compute_without_cpu_cards"]
     if starved is not None and starved >= _SHOWN_CARDS:
         parts.append(f"{starved:.1f} cards' worth lie on nodes without CPU for any request")

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.facts import hardware_facts
+from analyzer.known import known_mean
 from analyzer.settings import AnalyzeSettings
 from analyzer.shares import Card, cards
 from collector.declarations import OWNER, Owner, ResolvedWorkload, WorkloadDeclaration
@@ -75,7 +76,7 @@ def read_holders(
             found.append(
                 {
                     **about,
-                    "activity": _mean(card.activity),
+                    "activity": known_mean(card.activity),
                     "last_seen": times[card.newest] if card.newest >= 0 else pd.NaT,
                 }
             )
@@ -111,10 +112,10 @@ def _of_card(
             "pod": holding.pod,
             "quota": float(card.quota[lives[-1], j]),
             "quota_estimated": bool(card.quota_estimated[j]),
-            "used": _mean(card.used[alive, j]),
+            "used": known_mean(card.used[alive, j]),
             "memory_quota_bytes": _last(matrices["memory_quota_bytes"][:, j]),
             "memory_used_bytes": _last(matrices["memory_used_bytes"][:, j]),
-            "requests_per_second": _mean(requests),
+            "requests_per_second": known_mean(requests),
             "promised": promised,
             "kept": kept_intervals(requests, within, promised),
             "first_seen": times[lives[0]],
@@ -132,11 +133,6 @@ def kept_intervals(requests: np.ndarray, within: np.ndarray, promised: float) ->
     if math.isnan(promised) or not judged.any():
         return math.nan
     return float((within[judged] / requests[judged] >= promised - _ROUNDING).mean())
-
-
-def _mean(values: np.ndarray) -> float:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else math.nan
 
 
 def _last(values: np.ndarray) -> float:

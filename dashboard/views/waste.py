@@ -254,4 +254,4 @@ def idle_shares(accounts: pd.DataFrame) -> dict[str, float]:
     """Return state -> cards that holdings in it hold now (free: cards that nobody holds)."""
     now = accounts[accounts["state"] != ""]
     held = now.assign(cards=now["quota_ratio"].where(now["state"] != "free", now["free_ratio"]))
-    return {str(state): float(total) for state, total in held.groupby("state")["cards"].sum().items()}
+    return {str(state): float(total) for state, total in held.groupby("state")["cards"].sum(min_count=1).items()}

@@ -165,7 +165,7 @@ def test_unlike_windows_are_not_set_against_each_other(make_node: MakeNode) -> N
         (lambda n: shared(n, "vgpu", np.nan), "no step_seconds, steps_count or latency_p50_seconds", True),
         (
             lambda n: shared(n, "vgpu", 0.2 * NOISE),
-            "it was never seen alone on its card, nor on a whole one, for an hour",
+            "it was never seen alone for an hour, nor on a whole card, and its neighbours never rest",
             True,
         ),
         (whole, "nobody worked beside it", False),
@@ -180,7 +180,48 @@ def test_what_cannot_be_compared_is_withheld(make_node: MakeNode, make: Any, rea
 def record(costs: np.ndarray) -> Record:
     y = np.repeat(np.log(costs), 10)
     nothing = np.full(len(y), np.nan)
-    return Record.pooled([{**block_moments(y, nothing, np.zeros(len(y)), 60.0), "bound": "", "alike": True}])
+    zeros = np.zeros(len(y))
+    moments = block_moments(y, nothing, zeros, zeros, interval_seconds=60.0)
+    return Record.pooled([{**moments, "bound": "", "alike": True}])
+
+
+RESTS = np.where(np.arange(COUNT) % 10 < 3, 0.12, 0.6)  # three minutes in ten its neighbour hardly runs
+
+
+@pytest.mark.parametrize(
+    ("harm", "verdict"),
+    [(0.0, Verdict.NO_EFFECT), (0.2, Verdict.NO_EFFECT), (0.42, Verdict.SUSPECTED), (1.0, Verdict.HOLDS)],
+)
+def test_who_is_never_alone_is_judged_by_the_time_in_which_its_neighbours_rest(
+    make_node: MakeNode, harm: float, verdict: Verdict
+) -> None:
+    cost = 1 + harm * RESTS  # a unit takes so much longer
+    finding = only(judge(shared(make_node, "vgpu", 0.2 * cost * NOISE, beside=RESTS)))
+    assert finding.verdict is verdict
+    assert finding.effect is not None
+    truth = 1 - 1 / math.exp(float(np.log(cost).mean()))
+    assert finding.effect.value == pytest.approx(truth, abs=0.02)
+    assert finding.effect.lower - 1e-9 <= truth <= finding.effect.upper + 1e-9
+    assert finding.evidence["provenance"] == "estimated"
+    assert "estimated from the time in which its neighbours rest" in finding.claim
+    assert finding.confidence == pytest.approx(0.63)
+
+
+def test_a_record_alone_goes_before_an_estimate(make_node: MakeNode) -> None:
+    node = shared(make_node, "vgpu", 0.2 * (1 + RESTS) * NOISE, beside=RESTS)
+    finding = only(judge(whole(make_node), node))
+    assert finding.evidence["provenance"] == "measured"
+    assert "estimated" not in finding.claim
+
+
+@given(st.floats(-2, 2), st.floats(1, 2.5))
+def test_an_estimate_reaches_from_what_was_seen_to_what_neighbours_at_rest_may_add(log: float, stretch: float) -> None:
+    costs = np.exp(np.random.default_rng(1).normal(0, 0.05, 60))
+    seen = compare(record(costs), record(costs * math.exp(log)), 0.15, bandwidth=False)
+    found = compare(record(costs), record(costs * math.exp(log)), 0.15, bandwidth=False, stretch=stretch)
+    assert found.lower <= min(seen.lower, found.cost)
+    assert found.upper >= max(seen.upper, found.cost)
+    assert found.cost == pytest.approx(1 - math.exp(-log * stretch), abs=1e-6)
 
 
 @given(st.floats(0.2, 5), st.integers(0, 1000))

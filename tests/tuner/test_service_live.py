@@ -15,7 +15,7 @@ from collector.window import Window
 from tests.tuner.fakes import slice_target
 from tests.tuner.service_rows import at, card_rows, slice_rows
 from tuner.model import Target
-from tuner.service.live import Holding, holdings_of, mean, read_live
+from tuner.service.live import Holding, holdings_of, read_live
 
 A, B = slice_target("a"), slice_target("b")
 WINDOW = Window(at(0), at(5))
@@ -74,7 +74,6 @@ def test_without_the_cards_activity_the_weights_stand_and_without_any_it_is_unkn
     )
     assert found[A].used.tolist() == pytest.approx([0.4, math.nan], nan_ok=True)
     assert found[A].mean_used == pytest.approx(0.4)
-    assert math.isnan(mean(np.array([math.nan])))
 
 
 def test_a_slice_is_in_the_hands_of_its_last_holder() -> None:
@@ -114,3 +113,17 @@ def test_age_and_coverage_count_whole_intervals() -> None:
     assert found[A].age_seconds(at(5), 60.0) == 60.0
     assert found[B].age_seconds(at(5), 60.0) == 0.0
     assert found[B].age_seconds(at(4) + timedelta(seconds=30), 60.0) == 0.0
+
+
+def test_an_interval_that_does_not_say_how_many_came_in_time_is_not_judged() -> None:
+    found = live(
+        slice_rows(
+            A,
+            range(3),
+            busy_ratio=0.5,
+            requests_per_second=[10.0, 10.0, 10.0],
+            within_objective_per_second=[10.0, np.nan, 9.0],
+        ),
+        card_rows("GPU-0", range(3), sm_active_ratio=0.5),
+    )
+    assert found[A].kept == pytest.approx(0.95)

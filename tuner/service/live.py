@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from analyzer.attribution import attribute, busy_weight, first_known
+from analyzer.known import known_mean
 from analyzer.runs import run_starts
 from collector.protocols import StoreReader
 from collector.window import Window
@@ -51,7 +52,7 @@ class Holding:
     @property
     def mean_used(self) -> float:
         """Mean share of the card in use; NaN where no row knows it."""
-        return mean(self.used)
+        return known_mean(self.used)
 
     def age_seconds(self, end: datetime, interval_seconds: float) -> float:
         """Return how long the slice has been silent at `end`, beyond its interval."""
@@ -61,12 +62,6 @@ class Holding:
         """Return the share of the intervals since its first row that have one."""
         lived = (last_ms - float(self.times_ms[0])) / 1000 / interval_seconds + 1
         return min(len(self.times_ms) / max(lived, 1.0), 1.0)
-
-
-def mean(values: Floats) -> float:
-    """Mean of what is known; NaN where nothing is."""
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else math.nan
 
 
 def read_live(store: StoreReader, window: Window) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -113,7 +108,8 @@ def holdings_of(
         known = newest.get(target)
         if known is not None and known.times_ms[-1] >= times[part][-1]:
             continue
-        asked = float(np.nansum(requests[part]))
+        judged = ~np.isnan(met[part])
+        asked = float(requests[part][judged].sum())
         known_memory = memory[part][~np.isnan(memory[part])]
         newest[target] = Holding(
             target=target,
@@ -123,8 +119,8 @@ def holdings_of(
             used=used[part],
             quota=quota[part],
             met=met[part],
-            requests_per_second=mean(requests[part]),
-            kept=float(np.nansum(within[part])) / asked if asked > 0 else math.nan,
+            requests_per_second=known_mean(requests[part]),
+            kept=float(within[part][judged].sum()) / asked if asked > 0 else math.nan,
             memory_bytes=float(known_memory.max()) if len(known_memory) else math.nan,
         )
     return list(newest.values())
