@@ -10,7 +10,6 @@ from dashboard.views import contention
 from dashboard.views.names import card_names, named
 from dashboard.views.reading import Look
 from dashboard.views.text import NO_DATA, escaped, plural, stamp
-from tuner.planner.probes import NO_LIVE_SHARE
 
 _COLOURS = {"holds": "red", "suspected": "orange", "cannot tell": "gray", "no effect found": "green"}
 _COLUMNS = {
@@ -32,8 +31,8 @@ def _detail(look: Look, finding: Finding, names: dict[str, str]) -> None:
         if finding.needs:
             st.markdown(f":material/search: **What would decide it:** {escaped(', '.join(finding.needs))}")
         plan = loaders.newest_plan() if contention.asks_for_a_throttle(finding) else None
-        if plan is not None and any(NO_LIVE_SHARE in line for line in plan.notes):
-            st.markdown(f":material/block: The tuner cannot throttle it: {NO_LIVE_SHARE}.")
+        for line in () if plan is None else contention.withheld(finding, plan.notes, loaders.facts(look.window)):
+            st.markdown(f":material/block: The tuner cannot throttle it: {escaped(line)}.")
     victim, suspect = finding.subject(Role.VICTIM), finding.subject(Role.SUSPECT)
     table, field = loaders.read(contention.together, look, contention.key_of(victim), contention.key_of(suspect))
     left, right = st.columns([3, 2], gap="large")

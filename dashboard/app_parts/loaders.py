@@ -33,7 +33,7 @@ from tuner.record import ChangeState, Drop, GroupRecord
 from tuner.service.analyse import Analysis, load_detectors, run_analysis
 from tuner.service.defragment import MovesPlan, Objective, plan_moves, present_fleet
 from tuner.state import State, list_drops, list_groups, open_state
-from tuner.state.plans import latest_plan_id, plan_notes, waiting_groups
+from tuner.state.plans import latest_plan_id, newest_notes, waiting_groups
 
 LIVE = timedelta(seconds=30)
 HEAVY = timedelta(minutes=5)
@@ -261,7 +261,7 @@ def _queues(store: StoreReader, seen: Look) -> pd.DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class NewestPlan:
-    """The newest plan: its id, what guards did to it, its groups by id, and what it says of what it did not plan."""
+    """The newest plan: its id, what guards did to it, its groups by id, and what the newest full cycle did not plan."""
 
     id: str
     drops: tuple[Drop, ...]
@@ -276,7 +276,7 @@ def newest_plan() -> NewestPlan | None:
     if opened is None or found is None:
         return None
     groups = {record.id: record for record in list_groups(opened, plan_id=found, limit=1000)}
-    return NewestPlan(found, tuple(list_drops(opened, plan_id=found)), groups, plan_notes(opened, found))
+    return NewestPlan(found, tuple(list_drops(opened, plan_id=found)), groups, newest_notes(opened))
 
 
 def ahead(field: str) -> Ahead:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -34,6 +35,7 @@ from dashboard.cli.context import (
     opened_state,
 )
 from dashboard.cli.moves import BINDING, plan_options, plan_snapshot, show_plan
+from dashboard.cli.open_pairs import Probes, probes_of
 from dashboard.cli.output import note, print_json, print_table, say, say_origin
 from dashboard.cli.snapshot import print_snapshot
 from dashboard.views.names import CardNames, card_names, named
@@ -193,10 +195,12 @@ def analyze(
             show_plan(store, analysis, options, settings, interval_seconds=interval, json=json)
             return
     hidden = {} if rows else hidden_ids(context, analysis)
+    probes = probes_of(context, analysis, of_files=bool(rows))
     if json:
-        print_json({**analysis.to_json(), "suppressed": hidden})
+        print_json({**analysis.to_json(), "suppressed": hidden, "probes": asdict(probes)})
     else:
         print_analysis(analysis, every=every, hidden=frozenset(hidden))
+        _print_probes(probes)
     _fail([f for f in analysis.findings if f.id not in hidden], fail_on)
 
 
@@ -263,6 +267,13 @@ def print_analysis(analysis: Analysis, *, every: bool, hidden: frozenset[str] = 
     _print_moves(analysis)
     _print_waiting(analysis)
     _print_census(analysis)
+
+
+def _print_probes(probes: Probes) -> None:
+    for change_id, why in probes.planned.items():
+        say(f"a probe is planned: {why}; `trimtab changes show {change_id}`")
+    for line in probes.withheld:
+        say(line)
 
 
 def print_findings(findings: tuple[Finding, ...], names: CardNames) -> None:

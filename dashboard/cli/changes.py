@@ -17,7 +17,7 @@ from dashboard.config_errors import nearest
 from tuner import consent, journal
 from tuner.model import Change
 from tuner.record import ChangeState, GroupRecord
-from tuner.state import State, get_group, latest_plan_id, list_drops, list_groups, plan_notes
+from tuner.state import State, get_group, list_drops, list_groups, newest_notes
 from tuner.state.codec import group_to_json
 
 group = typer.Typer(help="List what the tuner planned and did; approve, reject and roll back.")
@@ -63,8 +63,7 @@ def changes(
     if context.has_state:
         with opened_state(context) as opened:
             records = list_groups(opened, states=states, limit=limit)
-            newest = latest_plan_id(opened)
-            notes = () if newest is None else plan_notes(opened, newest)
+            notes = newest_notes(opened)
     if json:
         print_json({"schema_version": 1, "changes": [document(record) for record in records]})
         return

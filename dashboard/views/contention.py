@@ -17,6 +17,7 @@ from dashboard.views.names import CardNames
 from dashboard.views.reading import Look
 from dashboard.views.slices import SliceKey, over_time
 from dashboard.views.text import percent
+from tuner.planner.probes import NO_LIVE_SHARE
 
 COLUMNS = ("verdict", "victim", "suspect", "card", "effect", "lower", "upper", "through", "confidence", "id")
 # How to read the evidence: name in the finding -> words, best known first.
@@ -73,6 +74,24 @@ def _row(finding: Finding, names: CardNames) -> tuple[Any, ...]:
 def asks_for_a_throttle(finding: Finding) -> bool:
     """Whether a probe is among what would decide an open pair of one card."""
     return finding.code == "TT101" and any("a short throttle of" in need for need in finding.needs)
+
+
+def withheld(finding: Finding, notes: Sequence[str], facts: pd.DataFrame) -> list[str]:
+    """Return the lines of a plan that say why an open pair cannot be tried out, by how its suspect shares the card."""
+    kind = sharing_kinds(facts).get(slice_of(finding.subject(Role.SUSPECT)), "")
+    return [line for line in notes if NO_LIVE_SHARE in line and (not kind or f"{kind}: " in line)]
+
+
+def sharing_kinds(facts: pd.DataFrame) -> dict[tuple[str, str, str, str], str]:
+    """Return (cluster, node, gpu, slice) -> how the slice shares its card, by the newest fact."""
+    told = facts[(facts["kind"] == "slice") & (facts["name"] == "kind")].sort_values("from", kind="stable")
+    keys = told[["cluster", "node", "gpu", "slice"]].itertuples(index=False, name=None)
+    return dict(zip(keys, told["value"].astype(str), strict=True))
+
+
+def slice_of(subject: SubjectRef) -> tuple[str, str, str, str]:
+    """Return (cluster, node, gpu, slice) of a subject."""
+    return subject.cluster, subject.node, subject.gpu, subject.slice
 
 
 def who(subject: SubjectRef) -> str:

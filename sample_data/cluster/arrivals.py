@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.signal import lfilter
 
-from sample_data.cluster.spec import MINUTES_PER_DAY, ClusterSpec, ServiceSpec
+from sample_data.cluster.spec import ALWAYS, INLET, MINUTES_PER_DAY, ClusterSpec, ServiceSpec
 from sample_data.cluster.streams import stream
 
 FloatArray = npt.NDArray[np.float64]
@@ -123,10 +123,10 @@ class Arrivals:
             wave[i], turnover[i] = waves.next_day()
         names = {s.name: i for i, s in enumerate(spec.slices)}
         for i, s in enumerate(spec.slices):
-            if s.waves_of == "inlet":  # starts its epochs when the room's cooling is worst: a coincidence of schedules
+            if s.waves_of == INLET:  # starts its epochs when the room's cooling is worst: a coincidence of schedules
                 wave[i] = np.where(inlets[s.card] > 0, 1.0, 0.15)
                 turnover[i, 0] = True
-            elif s.waves_of:
+            elif s.waves_of and s.waves_of != ALWAYS:
                 rng = stream(spec.seed, "shadow", s.name, number)
                 wave[i], turnover[i] = _shadow(wave[names[s.waves_of]], rng), turnover[names[s.waves_of]]
             if s.role == "held":

@@ -71,12 +71,14 @@ class SimulatorBackend:
     def knobs(self) -> Sequence[Knob]:
         """Say what can be set, and at which cost."""
         delay = self.read_back_seconds
+        live = self.cluster.spec.live_limits
         memory = max(c.hardware.memory_bytes for c in self.cluster.spec.cards)
         return (
             Knob(SM_QUOTA, "slice", "mps", "ratio", 0.01, 0.01, 1.0, KnobEffect.NEW_WORK_ONLY, read_back_seconds=delay),
             Knob(
-                SM_QUOTA, "slice", "vgpu", "ratio", 0.01, 0.01, 1.0, KnobEffect.NEEDS_RESTART,
-                read_back_seconds=delay, restart_seconds=RESTART_SECONDS,
+                SM_QUOTA, "slice", "vgpu", "ratio", 0.01, 0.01, 1.0,
+                KnobEffect.LIVE if live else KnobEffect.NEEDS_RESTART,
+                read_back_seconds=delay, restart_seconds=0.0 if live else RESTART_SECONDS,
             ),
             Knob(MEMORY_QUOTA, "slice", "vgpu", "bytes", float(MIB), float(GIB), float(memory), KnobEffect.LIVE,
                  read_back_seconds=delay),
@@ -277,5 +279,9 @@ class SimulatorBackend:
             world.memory_quota[index] = change.after
             return
         world.quota_next[index] = change.after
-        if self.cluster.spec.slices[index].kind == "vgpu":
+        if self.cluster.spec.slices[index].kind != "vgpu":
+            return
+        if self.cluster.spec.live_limits:
+            world.quota[index] = change.after
+        else:
             world.restart(index)

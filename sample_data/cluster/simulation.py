@@ -81,6 +81,8 @@ class World:
         self._cv = np.array([s.cv for s in slices])
         self._load_slowing = np.array([s.load_slowing for s in slices])
         self._intensity = np.array([s.power_intensity for s in slices])
+        # A limiter that is asked at each launch holds launches back: the process is on the card for part of the time.
+        self._in_turns = np.array([s.kind == "vgpu" and not s.online and spec.live_limits for s in slices])
         self._trains = np.array([s.app == "trainer" for s in slices])
         names = [s.name for s in spec.services]
         self.service = np.array([names.index(s.name) if s.online else -1 for s in slices])
@@ -145,9 +147,10 @@ class World:
         demand = arrived * self._unit / (STEP_SECONDS * self.sms)
         grant = self._divider.divide(self.quota * running, demand, wave)
 
-        duty = np.where(self.online, pressing(demand), wave)
-        full = np.divide(grant.granted, wave, out=np.zeros_like(wave), where=wave > 0)
-        activity = np.where(self.online, duty, wave * pressing(full))
+        turns = np.where(self._in_turns, grant.granted / self._width, wave)
+        duty = np.where(self.online, pressing(demand), turns)
+        full = np.divide(grant.granted, turns, out=np.zeros_like(wave), where=turns > 0)
+        activity = np.where(self.online, duty, turns * pressing(full))
         slowing = self.pairs.slowing(activity)
         clock = day.clock[:, column] * power_clock(self._card_activity())
         drag = slowing / clock[self.card]  # SM-seconds that a unit of work takes, against solo
@@ -165,7 +168,7 @@ class World:
             step_seconds = np.where(steps > 0, STEP_SECONDS * wave / steps * noise, np.nan)
         within = np.where(self.online, served.finished * times.share_within(self._bound), 0.0)
         used = np.where(self.online, served.finished * self._unit * drag / (STEP_SECONDS * self.sms), grant.granted)
-        busy = np.where(self.online, np.minimum(load * (1.0 + 0.5 * (1.0 - load)), 1.0), wave)
+        busy = np.where(self.online, np.minimum(load * (1.0 + 0.5 * (1.0 - load)), 1.0), turns)
 
         quota = np.where(self.held & self.card_alive[self.card], self._share(), 0.0)  # before a finished job leaves
         steps, discarded = self._jobs(steps)

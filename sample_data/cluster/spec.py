@@ -21,6 +21,9 @@ Role = Literal["online", "trainer", "held", "seat"]
 App = Literal["vllm", "triton", "trainer", "none"]
 SchedulerRule = Literal["kueue", "kai", "volcano"]
 
+# What a trainer's waves may follow beside another trainer: the hours of a bad inlet, or nothing, as it never rests.
+INLET, ALWAYS = "inlet", "always"
+
 # Channels through which a neighbour is felt; DRAM, L2 and SM only where the sharing kind lets them through.
 CHANNELS = ("sm", "dram", "l2", "pcie")
 
@@ -128,7 +131,7 @@ class SliceSpec:
     tensor_per_sm: float = 0.4
     pcie_bytes_per_second: float = 2e8  # at full activity
     memory_growth_bytes_per_hour: float = 0.0
-    waves_of: str = ""  # follow this other trainer's on/off waves (a third party drives both)
+    waves_of: str = ""  # follow this other trainer's on/off waves (a third party drives both), INLET or ALWAYS
     restarts_at_minutes: tuple[int, ...] = ()
     seat_class: str = ""
 
@@ -207,6 +210,7 @@ class ClusterSpec:
     scheduler: SchedulerRule = "kueue"
     days: int = 2
     quirks: bool = True
+    live_limits: bool = False  # the vGPU layer reads the limit of a process at each launch: a change acts at once
     node_cpu_cores: int = 64
     node_memory_bytes: int = 512 * GIB
 

@@ -146,12 +146,13 @@ def test_forecast_shows_another_series(world: Path) -> None:
 
 
 def test_open_pairs_that_no_probe_can_decide_are_told(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    note = f"4 open pairs of TT101 cannot be tried out: {NO_LIVE_SHARE}"
+    kinds = "mig: none can be set; mps: acts on new work only; timeslice: none can be set; vgpu: acts at a restart"
+    note = f"4 open pairs of TT101 cannot be tried out: {NO_LIVE_SHARE} ({kinds})"
     monkeypatch.setattr(contention, "asks_for_a_throttle", lambda _: True)
     monkeypatch.setattr(loaders, "newest_plan", lambda: NewestPlan("plan-9", (), {}))
     assert "cannot throttle it" not in said(open_page("contention"))
     monkeypatch.setattr(loaders, "newest_plan", lambda: NewestPlan("plan-9", (), {}, (note,)))
-    assert f"The tuner cannot throttle it: {NO_LIVE_SHARE}." in said(open_page("contention"))
+    assert f"The tuner cannot throttle it: {note}." in said(open_page("contention"))
     assert "4 open pairs of TT101 cannot be tried out" in said(open_page("recommendations"))
 
 

@@ -31,6 +31,7 @@ from dashboard.views.palette import tenant_colours
 from dashboard.views.text import escaped, gib, number, percent, plural, seconds, shortened, stamp
 from tuner import journal, killswitch
 from tuner.model import Change, Freeze, Group, Target
+from tuner.planner.probes import NO_LIVE_SHARE
 from tuner.record import ChangeState, Drop, GroupRecord
 from tuner.settings import StateSettings
 from tuner.state import open_state
@@ -456,6 +457,20 @@ def test_a_throttle_is_asked_for_by_open_pairs_of_a_card() -> None:
     assert contention.asks_for_a_throttle(replace(_pair(), code="TT101", needs=needs))
     assert not contention.asks_for_a_throttle(replace(_pair(), code="TT102", needs=needs))
     assert not contention.asks_for_a_throttle(replace(_pair(), code="TT101", needs=("a longer window",)))
+
+
+def test_a_withheld_probe_is_told_for_the_kind_of_its_suspect() -> None:
+    note = f"1 open pair of TT101 cannot be tried out: {NO_LIVE_SHARE} (mps: acts on new work only)"
+    finding = replace(_pair(), code="TT101")
+    suspect = finding.subject(Role.SUSPECT)
+
+    def facts(kind: str) -> pd.DataFrame:
+        key = {"cluster": suspect.cluster, "node": suspect.node, "gpu": suspect.gpu, "slice": suspect.slice}
+        return pd.DataFrame([{"kind": "slice", "name": "kind", "value": kind, "from": 0, **key}])
+
+    assert contention.withheld(finding, (note, "another line"), facts("mps")) == [note]
+    assert contention.withheld(finding, (note,), facts("vgpu")) == []
+    assert contention.withheld(finding, (note,), facts("mps").iloc[:0]) == [note]  # nobody knows its kind
 
 
 def test_evidence_is_in_words_without_what_is_absent() -> None:

@@ -60,7 +60,7 @@ def test_the_document_is_that_of_the_contract_and_the_same_from_files(trimtab: C
     ran = trimtab("analyze", "--json")
     assert ran.code == 0
     document = json.loads(ran.out)
-    own = {"free_now", "quota_moves", "slices", "suppressed", "hollow_busy"}
+    own = {"free_now", "quota_moves", "slices", "suppressed", "hollow_busy", "probes"}
     assert set(document) == {"schema_version", "simulated", "findings", "census", "ledger", "waiting", *own}
     holding = {f["code"]: f for f in document["findings"] if f["verdict"] == "holds"}
     assert {"TT301", "TT601"} <= set(holding)

@@ -261,12 +261,14 @@ def test_confidence_falls_with_coverage_and_youth_and_by_its_record() -> None:
 def test_open_pairs_without_a_share_that_acts_at_once_are_told() -> None:
     plain = world(card(slice_view("a"), slice_view("b", "offline")))
     assert make_plan(plain, SETTINGS).notes == ()
-    (note,) = make_plan(replace(plain, open_pairs=3), SETTINGS).notes
-    assert note == f"3 open pairs of TT101 cannot be tried out: {NO_LIVE_SHARE}"
-    assert make_plan(replace(plain, open_pairs=1), SETTINGS).notes[0].startswith("1 open pair of")
-    live = replace(plain, open_pairs=3, knobs=(*KNOBS, replace(NEW_ONLY, effect=KnobEffect.LIVE)))
-    assert make_plan(live, SETTINGS).notes == ()
-    assert make_plan(replace(plain, open_pairs=3), replace_probes(0)).notes == ()
+    (note,) = make_plan(replace(plain, open_pairs=("vgpu", "mps", "mig")), SETTINGS).notes
+    told = "mig: none can be set; mps: acts on new work only; vgpu: acts at a restart"
+    assert note == f"3 open pairs of TT101 cannot be tried out: {NO_LIVE_SHARE} ({told})"
+    live = replace(plain, knobs=(replace(NEW_ONLY, effect=KnobEffect.LIVE), RESTART))
+    assert make_plan(replace(live, open_pairs=("mps", "mps")), SETTINGS).notes == ()
+    (note,) = make_plan(replace(live, open_pairs=("mps", "vgpu")), SETTINGS).notes
+    assert note == f"1 open pair of TT101 cannot be tried out: {NO_LIVE_SHARE} (vgpu: acts at a restart)"
+    assert make_plan(replace(plain, open_pairs=("mps",)), replace_probes(0)).notes == ()
 
 
 def replace_probes(pairs: int) -> TunerSettings:

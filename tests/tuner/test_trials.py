@@ -31,7 +31,7 @@ from tuner.record import ChangeState, GroupRecord
 from tuner.service.cycle import CycleResult, Tuner, TunerParts
 from tuner.settings import StateSettings, TunerSettings
 from tuner.state import State
-from tuner.state.plans import get_group, list_drops, list_groups
+from tuner.state.plans import get_group, list_drops, list_groups, newest_notes
 
 CHAT, TRAIN = slice_target("chat"), slice_target("train")
 SHARE = 0.4
@@ -238,10 +238,20 @@ def test_a_probe_that_was_refused_is_not_run(make_lab: Callable[..., Lab]) -> No
 def test_a_share_that_does_not_act_at_once_is_not_probed(make_lab: Callable[..., Lab]) -> None:
     lab = make_lab(effect=KnobEffect.NEW_WORK_ONLY)
     lab.tuner().run_once(lab.clock.now())
-    drops = [d for d in list_drops(lab.state) if d.guard == "trial"]
-    assert drops
-    assert "a probe needs one that acts on running work" in drops[0].reason
-    assert {r.state for r in lab.probes()} == {ChangeState.DROPPED}
+    assert lab.probes() == []
+    assert newest_notes(lab.state) == ("no probe of train against chat-chat on GPU-0: its share acts on new work only",)
+
+
+def test_a_suspect_whose_activity_is_told_as_time_is_not_probed(make_lab: Callable[..., Lab]) -> None:
+    lab = make_lab()
+    tuner = lab.tuner()
+    tuner._candidates = (replace(OPEN, prospect=replace(OPEN.prospect, level=0.9, swing=0.9)),)
+    tuner.run_once(lab.clock.now())
+    assert lab.probes() == []
+    told = (
+        "no probe of train against chat-chat on GPU-0: it is busy for 90% with 40% of the card: a cut would not be seen"
+    )
+    assert newest_notes(lab.state) == (told,)
 
 
 def test_none_of_it_where_probes_are_off(make_lab: Callable[..., Lab]) -> None:

@@ -16,9 +16,17 @@ PROBE = "probe"
 BLOCK_SECONDS = 240.0
 BLOCK_SAMPLES = 4  # a block has at least so many rows
 _LEAST_TAKEN = 0.3  # of the suspect's activity: a smaller cut would be lost in the noise
+_OVER = 1.25  # times its quota: what tells its activity counts time, or the quota does not hold it
 _BURST = 1.5  # times its forecast, and by so much of the card
 _BURST_SHARE = 0.05
 NO_LIVE_SHARE = "no share acts on running work at once under this backend, as a probe needs it"
+_ACTS = {
+    KnobEffect.LIVE: "",
+    KnobEffect.NEW_WORK_ONLY: "acts on new work only",
+    KnobEffect.NEEDS_RESTART: "acts at a restart",
+    KnobEffect.NEEDS_DRAIN: "acts on an empty card",
+    KnobEffect.NEEDS_REBOOT: "acts at a reboot",
+}
 _RISK = "the suspect's work is late for nothing where the two do not touch; an objective that is missed ends it at once"
 
 
@@ -50,9 +58,25 @@ def unrest(card: CardView) -> str:
     return incident(card)
 
 
-def can_probe(knobs: Sequence[Knob]) -> bool:
-    """Whether a share acts on running work at once: else nothing is held back and let go by the minute."""
-    return any(knob.name == SHARE_KNOB and knob.effect is KnobEffect.LIVE for knob in knobs)
+def why_not(sharing: str, knobs: Sequence[Knob]) -> str:
+    """Say why no slice of that sharing kind can be held back and let go by the minute; empty: it can."""
+    knob = knob_for(tuple(knobs), SHARE_KNOB, "slice", sharing)
+    return "none can be set" if knob is None else _ACTS[knob.effect]
+
+
+def untried(pairs: Sequence[str], knobs: Sequence[Knob]) -> str:
+    """Say how many open pairs no probe can decide under these knobs, and why; empty: none.
+
+    Args:
+        pairs: of each open pair, how the suspect shares its card.
+        knobs: of the backend.
+    """
+    reasons = {sharing: why_not(sharing, knobs) for sharing in sorted(set(pairs))}
+    count = sum(bool(reasons[sharing]) for sharing in pairs)
+    if not count:
+        return ""
+    told = "; ".join(f"{sharing or 'unknown sharing'}: {reason}" for sharing, reason in reasons.items() if reason)
+    return f"{count} open {'pair' if count == 1 else 'pairs'} of TT101 cannot be tried out: {NO_LIVE_SHARE} ({told})"
 
 
 def propose_probes(world: PlannerInput, settings: TunerSettings) -> tuple[list[Group], list[str]]:
@@ -64,9 +88,8 @@ def propose_probes(world: PlannerInput, settings: TunerSettings) -> tuple[list[G
         return [], []
     groups: list[Group] = []
     notes: list[str] = []
-    if world.open_pairs and not can_probe(world.knobs):
-        pairs = "1 open pair" if world.open_pairs == 1 else f"{world.open_pairs} open pairs"
-        notes.append(f"{pairs} of TT101 cannot be tried out: {NO_LIVE_SHARE}")
+    if withheld := untried(world.open_pairs, world.knobs):
+        notes.append(withheld)
     ranked = sorted(world.candidates, key=_rank)
     for card in world.cards:
         views = {view.target: view for view in card.slices}
@@ -95,11 +118,9 @@ def _probe(  # noqa: PLR0917 - all that decides it
     settings: TunerSettings,
 ) -> Group | str:
     knob = knob_for(world.knobs, SHARE_KNOB, "slice", card.sharing)
-    if knob is None or math.isnan(suspect.quota):
-        return "its share cannot be set"
-    if suspect.protected:
-        return "it is protected, or nobody declared it"
     prospect = candidate.prospect
+    if knob is None or (against := _unfit(suspect, prospect, knob)):
+        return "its share cannot be set" if knob is None else against
     after = _held_to(suspect, prospect, knob, settings)
     taken = 1.0 - after / prospect.level if prospect.level > 0 else 0.0
     if not taken >= _LEAST_TAKEN:
@@ -157,6 +178,19 @@ def _probe(  # noqa: PLR0917 - all that decides it
         findings=(candidate.finding,),
         trial=trial,
     )
+
+
+def _unfit(suspect: SliceView, prospect: Prospect, knob: Knob) -> str:
+    """Say why a slice cannot be held back; empty: it can."""
+    if math.isnan(suspect.quota):
+        return "its share cannot be set"
+    if knob.effect is not KnobEffect.LIVE:
+        return f"its share {_ACTS[knob.effect]}"
+    if suspect.protected:
+        return "it is protected, or nobody declared it"
+    if prospect.level > _OVER * suspect.quota:
+        return f"it is busy for {prospect.level:.0%} with {suspect.quota:.0%} of the card: a cut would not be seen"
+    return ""
 
 
 def _held_to(suspect: SliceView, prospect: Prospect, knob: Knob, settings: TunerSettings) -> float:

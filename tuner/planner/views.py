@@ -127,7 +127,7 @@ class PlannerInput:
     simulated: bool = False
     interval_seconds: float = 60.0  # grid of the rows
     candidates: tuple[Candidate, ...] = ()  # open pairs that a probe may decide
-    open_pairs: int = 0  # of TT101, whether a probe may decide them or not
+    open_pairs: tuple[str, ...] = ()  # of TT101, decidable by a probe or not: how the suspect shares its card
     confidence: Mapping[str, float] | None = None  # kind of group -> factor (0..1): how far such advice came true
 
 

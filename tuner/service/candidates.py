@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
 from analyzer.contention.experiment import VALID_FOR, experiments, holder_name
@@ -26,7 +26,13 @@ _AGAIN = timedelta(days=1)  # after a probe that ended early
 
 
 def find_candidates(
-    store: StoreReader, findings: Sequence[Finding], window: Window, interval_seconds: float, settings: AnalyzeSettings
+    store: StoreReader,
+    findings: Sequence[Finding],
+    window: Window,
+    interval_seconds: float,
+    settings: AnalyzeSettings,
+    *,
+    can_hold: Callable[[Target], bool],
 ) -> tuple[Candidate, ...]:
     """Return the open pairs on which a probe is worth a thought, suspected ones first, a few a card.
 
@@ -36,8 +42,9 @@ def find_candidates(
         window: what was analysed.
         interval_seconds: grid of the rows.
         settings: of the analysis.
+        can_hold: whether a slice can be held back and let go by the minute.
     """
-    wanted = open_pairs(findings)
+    wanted = [f for f in open_pairs(findings) if can_hold(suspect_of(f))]
     if not wanted:
         return ()
     tried = experiments(store.facts(Window(window.end - VALID_FOR, window.end)), window.end)
@@ -74,6 +81,11 @@ def find_candidates(
 def open_pairs(findings: Sequence[Finding]) -> list[Finding]:
     """Return the pairs of a card whose verdict is open."""
     return [f for f in findings if f.code == _CODE and f.verdict in _OPEN]
+
+
+def suspect_of(finding: Finding) -> Target:
+    """Return the slice that would be held back."""
+    return _target(finding.subject(Role.SUSPECT))
 
 
 def _most_likely(finding: Finding) -> tuple[bool, float, str]:

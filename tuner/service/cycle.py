@@ -20,21 +20,23 @@ from collector.window import Window, parse_duration
 from tuner import killswitch
 from tuner.consent import propose
 from tuner.drift import notice_drift
+from tuner.edge import read_backend
 from tuner.execute import REVALIDATE_SECONDS, Executor, Step, frozen_targets
 from tuner.guards import FAILED_PAST, PAST, TRIAL_GUARDS, Vitals, World, domain_of, run_guards, still_allowed
 from tuner.journal import LeaseLostError, StateMovedError, expire_waiting, record_plan
 from tuner.lease import Lease
-from tuner.model import Backend, BackendState, Group, Plan, Target
+from tuner.model import Backend, BackendState, Group, KnobEffect, Plan, Target
 from tuner.outcome import list_outcomes, proven_kinds, track_record
 from tuner.place import undone_id
 from tuner.planner import make_plan, plan_fast
-from tuner.planner.probes import can_probe, unrest
+from tuner.planner.probes import unrest, why_not
 from tuner.planner.reserve import reserve_share
-from tuner.planner.views import Candidate
+from tuner.planner.views import SHARE_KNOB, Candidate
 from tuner.record import OPEN_STATES, ChangeState, Drop, GroupRecord
 from tuner.service.analyse import find
-from tuner.service.candidates import find_candidates, open_pairs
+from tuner.service.candidates import find_candidates, open_pairs, suspect_of
 from tuner.service.evidence import EvidenceReader, WindowCache
+from tuner.service.held import sharing_kinds
 from tuner.service.readback import quota_rows
 from tuner.service.spread import MapNodes
 from tuner.service.trials import TrialParts, Trials
@@ -178,7 +180,7 @@ class Tuner:
             sight.planner,
             confidence=track_record(list_outcomes(self._parts.state), now),
             candidates=self._untouched_candidates(),
-            open_pairs=len(open_pairs(self._findings)),
+            open_pairs=self._open_pairs(sight),
         )
         if self._parts.read_back:
             self._parts.store.write(quota_rows(sight.state, now, self._parts.interval_seconds))
@@ -244,11 +246,25 @@ class Tuner:
             map_nodes=parts.map_nodes,
         )
         self.remember(findings, now)
-        if parts.settings.probe_pairs and can_probe(list(parts.backend.knobs())):  # else not worth the reading
-            self._candidates = find_candidates(
-                parts.store, self._findings, window, parts.interval_seconds, parts.analyze
-            )
+        if parts.settings.probe_pairs:
+            self._candidates = self._find_candidates(window)
         return findings
+
+    def _find_candidates(self, window: Window) -> tuple[Candidate, ...]:
+        parts = self._parts
+        knobs = tuple(parts.backend.knobs())
+        live = tuple(k for k in knobs if k.name == SHARE_KNOB and k.effect is KnobEffect.LIVE)
+        if not live or not open_pairs(self._findings):
+            return ()
+        kinds = sharing_kinds(read_backend(parts.backend))
+        return find_candidates(
+            parts.store,
+            self._findings,
+            window,
+            parts.interval_seconds,
+            parts.analyze,
+            can_hold=lambda target: target in kinds and not why_not(kinds[target], knobs),
+        )
 
     def remember(self, findings: Sequence[Finding], now: datetime) -> None:
         """Write findings down and let the next plans rest on them."""
@@ -306,6 +322,10 @@ class Tuner:
             simulated=sight.planner.simulated,
             guards=TRIAL_GUARDS,
         )
+
+    def _open_pairs(self, sight: Sight) -> tuple[str, ...]:
+        kinds = sharing_kinds(sight.state)
+        return tuple(kinds[s] for f in open_pairs(self._findings) if (s := suspect_of(f)) in kinds)
 
     def _untouched_candidates(self) -> tuple[Candidate, ...]:
         taken = {domain_of(c.target) for r in self._trials.running for c in r.group.changes}

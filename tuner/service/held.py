@@ -17,6 +17,11 @@ def beside_others(state: BackendState) -> set[Target]:
     return {t for t, s in state.targets.items() if s.facts.get("kind") == "mps"}
 
 
+def sharing_kinds(state: BackendState) -> dict[Target, str]:
+    """Return how each slice shares its card; empty text: the backend does not tell."""
+    return {t: s.facts.get("kind", "") for t, s in state.targets.items() if t.kind == "slice"}
+
+
 def age_of_inputs(views: Sequence[SliceView], most: float) -> float:
     """Return the age of the oldest input, in seconds.
 

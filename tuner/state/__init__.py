@@ -20,9 +20,9 @@ from tuner.state.plans import (
     latest_plan_id,
     list_drops,
     list_groups,
+    newest_notes,
     open_groups,
     past_groups,
-    plan_notes,
     waiting_groups,
 )
 
@@ -38,10 +38,10 @@ __all__ = [
     "list_findings",
     "list_groups",
     "list_suppressions",
+    "newest_notes",
     "open_groups",
     "open_state",
     "past_groups",
-    "plan_notes",
     "record_findings",
     "remove_suppression",
     "unsuppressed",

@@ -203,10 +203,11 @@ def latest_plan_id(state: State) -> str | None:
         return connection.scalar(select(PlanRow.id).order_by(PlanRow.made_at.desc(), PlanRow.id.desc()).limit(1))
 
 
-def plan_notes(state: State, plan_id: str) -> tuple[str, ...]:
-    """Return what a plan says about what it did not plan; nothing for a plan that is not there."""
+def newest_notes(state: State) -> tuple[str, ...]:
+    """Return what the newest plan of a full cycle says about what it did not plan; the fast path says nothing."""
+    newest = select(PlanRow.notes).where(PlanRow.id.not_like("fast-%"))
     with state.reading() as connection:
-        found = connection.scalar(select(PlanRow.notes).where(PlanRow.id == plan_id))
+        found = connection.scalar(newest.order_by(PlanRow.made_at.desc(), PlanRow.id.desc()).limit(1))
     notes: Any = [] if found is None else parse(found)
     return tuple(str(note) for note in notes)
 
