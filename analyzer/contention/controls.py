@@ -188,7 +188,7 @@ def _load(victim: Lane) -> tuple[str, Floats] | None:
 
 def _load_spline(load: Floats) -> Floats:
     scaled = load / max(float(np.abs(load).max()), 1e-12)
-    knots = np.unique(np.quantile(scaled, [0.25, 0.5, 0.75]))
+    knots = np.unique(np.quantile(scaled, [0.25, 0.5, 0.75, 0.92]))
     hinges = [np.maximum(scaled - knot, 0.0) for knot in knots]
     return np.stack([scaled, *hinges, np.concatenate([scaled[:1], scaled[:-1]])])
 
@@ -201,7 +201,7 @@ def _calendar(n: int, interval_seconds: float) -> tuple[tuple[str, Floats], ...]
     if length >= _DAY_SECONDS:
         blocks.append(("hour of day", _harmonics(n, _DAY_SECONDS / interval_seconds, _DAY_HARMONICS)))
     # Harmonics above half the sampling rate would only repeat lower ones.
-    count = min(_HOUR_HARMONICS, int(_HOUR_SECONDS / interval_seconds / 2) - 1)
+    count = min(_HOUR_HARMONICS, int(_HOUR_SECONDS / interval_seconds / 2))
     if length >= 6 * _HOUR_SECONDS and count > 0:
         blocks.append(("minute of hour", _harmonics(n, _HOUR_SECONDS / interval_seconds, count)))
     pieces = int(length // _TREND_KNOT_SECONDS)
