@@ -57,7 +57,7 @@ class Design:
         whole = victim_controls(victim, card, cut, interval_seconds)
         rows = np.isfinite(outcome)
         clear = rows & ~card.hidden[cut]
-        if clear.sum() > 0.5 * rows.sum():
+        if clear.sum() > 0.25 * rows.sum():
             rows = clear
         measured = [lane for lane in suspects if lane.activity is not None]
         stayed = {lane.slices[-1]: stay(lane, cut) >= _LONG_STAY * outcome.size for lane in measured}
