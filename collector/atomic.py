@@ -40,6 +40,16 @@ def replacing(path: Path, *, mode: int = 0o666) -> Iterator[Path]:
     force_to_disk(place.parent)
 
 
+def make_private(path: Path) -> None:
+    """Make an empty file for what is nobody else's business, unless it is there: only its owner may read and write it.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    if not path.exists():
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+
+
 def force_to_disk(path: Path) -> None:
     """Return when what was written to a file, or which files a folder has, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -9,10 +9,9 @@ backup/
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import sqlite3
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -21,10 +20,13 @@ from typing import Any
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from collector.atomic import force_to_disk, replacing
+from collector.atomic import force_to_disk, make_private, replacing
 from collector.errors import ConfigurationError, InputRejectedError, UnreachableError
 from collector.settings import StoreSettings
+from collector.store.alone import exchange, held_alone
 from collector.store.backup import backup_store
+from collector.store.catalogue import restoring
+from collector.store.sealed import link_or_copy
 from collector.store.verify import verify_store
 from dashboard.config import Settings
 from tuner.settings import StateSettings
@@ -94,7 +96,8 @@ def restore_backup(settings: Settings, folder: Path, now: datetime, *, replace: 
     """Check a backup, and put it in the place of store and state.
 
     Everything is copied beside its place and looked through before anything is moved. What stood there is kept beside
-    it (`.before-<time>`), never deleted. Broken off in the middle it may be called again.
+    it (`.before-<time>`), never deleted. Broken off in the middle, store and state are each the old one whole or the
+    new one whole, and it may be called again.
 
     Args:
         settings: where store and state shall be.
@@ -104,7 +107,8 @@ def restore_backup(settings: Settings, folder: Path, now: datetime, *, replace: 
 
     Raises:
         InputRejectedError: it is no backup, or is damaged or incomplete.
-        ConfigurationError: something is there already and `replace` is not said; or a newer version made it.
+        ConfigurationError: something is there already and `replace` is not said; or another process has it open; or a
+            newer version made the backup.
         UnreachableError: something cannot be read or written.
     """
     manifest = _checked(folder)
@@ -124,13 +128,16 @@ def restore_backup(settings: Settings, folder: Path, now: datetime, *, replace: 
             "what is there is kept beside it"
         )
     try:
-        for name, place in places.items():
-            _prepare(folder / name, _beside(place))
-        _look_through(settings, places)
-        stamp = f"{now:%Y%m%dT%H%M%SZ}"
-        for place in places.values():
-            _put(place, stamp)
-    except OSError as error:
+        with ExitStack() as alone:
+            for name, place in places.items():
+                alone.enter_context(held_alone(place / "store.db" if name == _STORE else place))
+            for name, place in places.items():
+                _prepare(folder / name, restoring(place))
+            _look_through(settings, places)
+            stamp = f"{now:%Y%m%dT%H%M%SZ}"
+            for place in places.values():
+                _put(place, stamp)
+    except (OSError, sqlite3.Error) as error:
         raise UnreachableError(f"expected to write {', '.join(map(str, places.values()))}, got {error}") from error
     size = sum(kept.size for name, kept in manifest.files.items() if name.partition("/")[0] in places)
     return Copied(tuple(map(str, places.values())), len(manifest.files), size, tuple(notes))
@@ -163,10 +170,6 @@ def _checked(folder: Path) -> _Manifest:
     return manifest
 
 
-def _beside(place: Path) -> Path:
-    return place.with_name(f".{place.name}.restoring")
-
-
 def _prepare(source: Path, beside: Path) -> None:
     """Copy a file or a folder to the disk, in the place of what an earlier try left."""
     if beside.is_dir():
@@ -177,6 +180,7 @@ def _prepare(source: Path, beside: Path) -> None:
     if source.is_dir():
         shutil.copytree(source, beside)
     else:
+        make_private(beside)
         shutil.copyfile(source, beside)
     for path in (*(p for p in beside.rglob("*") if p.is_file()), beside):
         force_to_disk(path)
@@ -184,24 +188,46 @@ def _prepare(source: Path, beside: Path) -> None:
 
 def _look_through(settings: Settings, places: dict[str, Path]) -> None:
     """Read the copies as this version would: a newer format, or anything wrong, ends it here."""
-    store = settings.store.model_copy(update={"path": _beside(places[_STORE])})
+    store = settings.store.model_copy(update={"path": restoring(places[_STORE])})
     problems = list(verify_store(StoreSettings.model_validate(store.model_dump())))
     if problems:
         raise InputRejectedError(f"the store of the backup is damaged: {problems[0]}")
     if _STATE in places:
-        open_state(StateSettings(path=_beside(places[_STATE]))).close()
+        open_state(StateSettings(path=restoring(places[_STATE]))).close()
         for ending in _SQLITE_ENDINGS:
-            _beside(places[_STATE]).with_name(_beside(places[_STATE]).name + ending).unlink(missing_ok=True)
+            restoring(places[_STATE]).with_name(restoring(places[_STATE]).name + ending).unlink(missing_ok=True)
 
 
 def _put(place: Path, stamp: str) -> None:
-    """Put what stands at a place aside, with a database's own files, and the copy in its place."""
-    for ending in ("", *_SQLITE_ENDINGS):
+    """Put the copy in its place and what stands there aside, in one step where the file system offers it.
+
+    Where it does not, a folder is absent for a moment. Dies the process then, nobody makes a new store there.
+    """
+    copy, aside = restoring(place), _free(place.with_name(f"{place.name}.before-{stamp}"))
+    for ending in _SQLITE_ENDINGS:  # only a database that is damaged still has them
         old = place.with_name(place.name + ending)
         if old.exists():
-            old.rename(old.with_name(f"{place.name}.before-{stamp}{ending}"))
-    _beside(place).rename(place)
+            old.rename(aside.with_name(aside.name + ending))
+    if place.exists() and copy.is_dir():
+        copy.rename(aside)
+        if not exchange(aside, place):
+            aside.rename(copy)
+            place.rename(aside)
+            copy.rename(place)
+    else:
+        if place.exists():
+            link_or_copy(place, aside)
+        copy.replace(place)
     force_to_disk(place.parent)
+
+
+def _free(path: Path) -> Path:
+    """Return a path at which nothing is: this one, or with a number behind it."""
+    number, free = 1, path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.name}-{number}")
+    return free
 
 
 def _state_file(settings: StateSettings) -> Path | None:
@@ -213,13 +239,13 @@ def _state_file(settings: StateSettings) -> Path | None:
 
 
 def _copy_database(source: Path, target: Path) -> None:
+    make_private(target)
     with (
         closing(sqlite3.connect(f"{source.resolve().as_uri()}?mode=ro", uri=True)) as live,
         closing(sqlite3.connect(target)) as copy,
     ):
         live.backup(copy)
         copy.execute("PRAGMA journal_mode=DELETE")
-    os.chmod(target, 0o600)  # noqa: PTH101 - who approved what is nobody else's business
 
 
 def _hash(path: Path) -> str:

@@ -118,14 +118,24 @@ def refuse_network_file_system(folder: Path, mounts_file: Path = Path("/proc/mou
         )
 
 
+def restoring(place: Path) -> Path:
+    """Return where a restore lays a copy ready before it takes its place."""
+    return place.with_name(f".{place.name}.restoring")
+
+
 def connect(folder: Path, *, read_only: bool = False, synchronous: str = "NORMAL") -> sqlite3.Connection:
     """Open (or, unless `read_only`, create) the catalogue in `folder`.
 
     Raises:
-        ConfigurationError: network file system, or a newer format.
+        ConfigurationError: network file system, a newer format, or a restore was broken off where nothing is.
         UnreachableError: there is no store to read, or it cannot be opened.
     """
     file = folder / "store.db"
+    if not file.exists() and (restoring(folder) / "store.db").exists():
+        raise ConfigurationError(
+            f"a restore of the store in {folder} was broken off; run `trimtab restore` again, or remove "
+            f"{restoring(folder)} to begin a new store"
+        )
     if read_only and not file.exists():
         raise UnreachableError(
             f"expected a store in {folder}, found none; run `trimtab collect` or `trimtab import` first, "

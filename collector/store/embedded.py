@@ -225,6 +225,7 @@ class EmbeddedStore(RowReader):
     def _open_workshop(self) -> Workshop:
         if self._workshop is None:
             raise _opened_for_reading(self._folder)
+        self._require_same_file()
         return self._workshop
 
     def facts(self, window: Window | None = None, *, names: Sequence[str] | None = None) -> pd.DataFrame:

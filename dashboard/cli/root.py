@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -12,12 +13,13 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from collector.errors import ConfigurationError, TrimtabError
+from collector.errors import ConfigurationError, TrimtabError, UnreachableError
 from dashboard.cli import output
 from dashboard.cli.context import Context, flag
 from dashboard.cli.index import LazyGroup
 
 USAGE = ConfigurationError.exit_code
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG)  # said of a file that is open
 INTERRUPTED = 130
 
 
@@ -132,9 +134,17 @@ def run(arguments: list[str]) -> int:
     except Exception as error:  # the last line of defence: a user never sees a traceback unasked
         if "--debug" in arguments:
             raise
-        text = str(error) or "no message"
-        output.error(f"unexpected {type(error).__name__}: {text}; run again with --debug for the traceback")
-        return 1
+        return _told_in_one_line(error)
     if returned == INTERRUPTED:
         output.error("interrupted")
     return returned if isinstance(returned, int) else 0
+
+
+def _told_in_one_line(error: Exception) -> int:
+    if isinstance(error, OSError) and (error.filename is not None or error.errno in _OF_THE_DISK):
+        place = "a file" if error.filename is None else os.fsdecode(error.filename)
+        output.error(f"cannot use {place}: {error.strerror}; check the path, its rights and its disk")
+        return UnreachableError.exit_code
+    text = str(error) or "no message"
+    output.error(f"unexpected {type(error).__name__}: {text}; run again with --debug for the traceback")
+    return 1

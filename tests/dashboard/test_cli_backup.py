@@ -6,16 +6,20 @@ import json
 import os
 import shutil
 import sqlite3
+import stat
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from collector.conformance import slice_rows, window
+from collector.errors import ConfigurationError, UnreachableError
 from collector.settings import StoreSettings
 from collector.store import EmbeddedStore
+from collector.store.alone import held_alone
 from dashboard import backup
 from dashboard.config import load_settings
 from tests.dashboard.conftest import Ran
@@ -211,3 +215,138 @@ def test_a_wrong_folder_is_no_backup(trimtab: Callable[..., Ran], world: Path) -
     assert trimtab("restore", "nowhere").code == 3
     Path("copy").write_text("a file")
     assert trimtab("restore", "copy").code == 3
+
+
+class Steps:
+    """Breaks the restore off at its n-th move of a file or a folder, before or behind it."""
+
+    def __init__(self, until: int) -> None:
+        self.left = until
+
+    def step(self) -> None:
+        if self.left == 0:
+            raise KeyboardInterrupt
+        self.left -= 1
+
+    def around(self, move: Callable[..., Any]) -> Callable[..., Any]:
+        def moved(*arguments: Any) -> Any:
+            self.step()
+            result = move(*arguments)
+            self.step()
+            return result
+
+        return moved
+
+
+@pytest.mark.parametrize("offered", [True, False])
+def test_broken_off_at_any_step_the_old_or_the_new_one_is_there_whole(
+    trimtab: Callable[..., Ran], world: Path, monkeypatch: pytest.MonkeyPatch, offered: bool
+) -> None:
+    assert trimtab("backup", "copy").code == 0
+    shutil.rmtree("var")
+    write(0.9)
+    note_in_state("later")
+    shutil.copytree("var", "first")
+    broken, seen = True, set()
+    until = 0
+    while broken:
+        shutil.rmtree("var")
+        shutil.copytree("first", "var")
+        steps = Steps(until)
+        with monkeypatch.context() as patched:
+            exchange = backup.exchange if offered else lambda *_: False
+            patched.setattr(backup, "exchange", steps.around(exchange))
+            patched.setattr(backup, "link_or_copy", steps.around(backup.link_or_copy))
+            for name in ("rename", "replace"):
+                patched.setattr(Path, name, steps.around(getattr(Path, name)))
+            broken = trimtab("restore", "copy", "--replace").code == 130
+        if Path("var/store").exists():
+            store, state = values(), state_note()
+            assert store in ([0.5, 0.9], [0.1, 0.2, 0.5])
+            assert state in ("later", "then")
+            seen.add((len(store), state))
+        else:  # for a moment, where the file system has no exchange: nobody takes it for a new host
+            assert not offered
+            refused = trimtab("store", "info")
+            assert (refused.code, "was broken off; run `trimtab restore` again" in refused.err) == (2, True)
+            with pytest.raises(ConfigurationError, match="was broken off"):
+                EmbeddedStore(StoreSettings())
+        if broken:
+            assert backup.restore_backup(load_settings().settings, Path("copy"), NOW, replace=True)
+            assert (values(), state_note()) == ([0.1, 0.2, 0.5], "then")
+            kept = [p for p in Path("var").iterdir() if p.name.startswith("store.before-")]
+            assert any(sorted(_values_in(p)) == [0.5, 0.9] for p in kept)
+        until += 1
+    assert seen >= {(2, "later"), (3, "later"), (3, "then")}
+
+
+def _values_in(folder: Path) -> list[float]:
+    with closing(EmbeddedStore(StoreSettings(path=folder), read_only=True)) as store:
+        return list(store.read("slice", window(0, 60))["busy_ratio"])
+
+
+def test_a_store_that_somebody_uses_is_not_replaced(trimtab: Callable[..., Ran], world: Path) -> None:
+    assert trimtab("backup", "copy").code == 0
+    with closing(EmbeddedStore(StoreSettings())):
+        ran = trimtab("restore", "copy", "--replace")
+    assert ran.code == 2
+    assert f"expected nobody to use {Path('var/store/store.db').resolve()}, found process {os.getpid()} (" in ran.err
+    with closing(open_state(StateSettings())) as state, state.reading():
+        ran = trimtab("restore", "copy", "--replace")
+    assert ran.code == 2
+    assert f"expected nobody to use {Path('var/state.db').resolve()}, found process {os.getpid()} (" in ran.err
+    assert list(Path("var").glob("*.before-*")) == []
+    assert trimtab("restore", "copy", "--replace").code == 0
+
+
+def test_nobody_opens_a_store_that_is_held(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "a.db")) as db:
+        db.execute("CREATE TABLE t (x)")
+    with (
+        held_alone(tmp_path / "a.db"),
+        closing(sqlite3.connect(tmp_path / "a.db", timeout=0.0)) as other,
+        pytest.raises(sqlite3.OperationalError, match="locked"),
+    ):
+        other.execute("SELECT * FROM t")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.db"]
+
+
+def test_a_store_that_is_damaged_is_replaced(trimtab: Callable[..., Ran], world: Path) -> None:
+    assert trimtab("backup", "copy").code == 0
+    Path("var/store/store.db").write_bytes(b"no database " * 500)
+    Path("var/state.db").write_bytes(b"no database " * 500)
+    assert trimtab("restore", "copy", "--replace").code == 0
+    assert (values(), state_note()) == ([0.1, 0.2, 0.5], "then")
+
+
+def test_a_file_in_the_place_of_the_store_is_put_aside(trimtab: Callable[..., Ran], world: Path) -> None:
+    assert trimtab("backup", "copy").code == 0
+    shutil.rmtree("var/store")
+    Path("var/store").write_text("a file")
+    assert trimtab("restore", "copy", "--replace").code == 0
+    assert values() == [0.1, 0.2, 0.5]
+    (aside,) = Path("var").glob("store.before-*")
+    assert aside.read_text() == "a file"
+
+
+def test_the_state_is_its_owners_alone_wherever_it_is(trimtab: Callable[..., Ran], world: Path) -> None:
+    umask = os.umask(0o022)
+    try:
+        assert trimtab("backup", "copy").code == 0
+        shutil.rmtree("var")
+        assert trimtab("restore", "copy").code == 0
+        with closing(open_state(StateSettings(path=Path("new/state.db")))) as state, state.writing():
+            files = [*Path("new").iterdir(), *Path().rglob("state.db*")]
+            assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+    finally:
+        os.umask(umask)
+    assert {path.name for path in files} == {"state.db", "state.db-wal", "state.db-shm"}
+
+
+def test_a_store_that_was_replaced_is_not_maintained(tmp_path: Path) -> None:
+    """Its old catalogue names files to remove, and the new store may have files of these names."""
+    with closing(EmbeddedStore(StoreSettings(path=tmp_path / "a"))) as store:
+        (tmp_path / "a").rename(tmp_path / "b")
+        EmbeddedStore(StoreSettings(path=tmp_path / "a")).close()
+        with pytest.raises(UnreachableError, match="got another file in its place"):
+            store.maintain()

@@ -15,6 +15,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
+from collector.atomic import make_private
 from collector.errors import ConfigurationError, UnreachableError
 from collector.masking import mask_address
 from tuner.model import Group
@@ -52,6 +53,11 @@ class State:
                     connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _POSTGRES_LOCK})
                 yield connection
         except DBAPIError as error:
+            if "full" in str(error.orig) or "disk I/O" in str(error.orig):
+                raise UnreachableError(
+                    f"the state database cannot be written: expected room on its disk, got {_line(error)}; nothing of "
+                    "this step was kept"
+                ) from error
             if error.connection_invalidated or "locked" in str(error.orig) or "readonly" in str(error.orig):
                 raise UnreachableError(
                     f"the state database cannot be written: expected a free lock within {_BUSY_SECONDS:.0f} s, "
@@ -90,8 +96,9 @@ def open_state(settings: StateSettings, *, durable: bool = True) -> State:
     parsed = _parse(settings.url or f"sqlite:///{settings.path}")
     address = mask_address(parsed.render_as_string())  # which hides the password before the host alone
     try:
-        if parsed.get_backend_name() == "sqlite" and parsed.database:
+        if parsed.get_backend_name() == "sqlite" and parsed.database and not parsed.database.startswith((":", "file:")):
             Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+            make_private(Path(parsed.database))  # the files that SQLite puts beside it get the same rights
         engine = create_engine(parsed)
     except (ArgumentError, NoSuchModuleError) as error:
         raise ConfigurationError(
