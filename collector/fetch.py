@@ -18,7 +18,7 @@ from collector.errors import ConfigurationError, UnreachableError
 from collector.http import MAX_REDIRECTS, REDIRECTS, leads_away, login_of, without_login
 from collector.masking import mask_address
 from collector.settings import Credentials, SourceSettings, TargetSettings
-from collector.wire import Answer, Connection, Limits
+from collector.wire import Answer, Connection, Exchange, Limits
 
 _MAX_BYTES = 256 * 2**20
 _PIECE_BYTES = 2**20
@@ -49,7 +49,17 @@ class HttpFetch:
         with Limits(target.timeout_seconds or self._settings.timeout_seconds, threading.Lock()) as limits:
             return self.ask(target, limits)[0].decode("utf-8", errors="replace")
 
-    def ask(self, target: TargetSettings, limits: Limits) -> tuple[bytes | bytearray, float]:
+    def begin(self, target: TargetSettings) -> Exchange | None:
+        """Send a question over the kept connection and do not wait; None where `ask` has to be called."""
+        connection = self._connections.get(target.url)
+        if connection is None or not connection.usual:
+            return None
+        try:
+            return connection.begin(*_question(target, self._settings))
+        except (ConfigurationError, OSError, ValueError):
+            return None  # who asks again says what is wrong
+
+    def ask(self, target: TargetSettings, limits: Limits, *, begun: bool = False) -> tuple[bytes | bytearray, float]:
         """Return the body, and by how many seconds the exporter's clock is ahead of ours (NaN: not said).
 
         HTTP's Date has whole seconds, so a clock that is right may seem half a second off.
@@ -57,9 +67,10 @@ class HttpFetch:
         Args:
             target: who is asked.
             limits: of the question; where the body is a large one, its lock is held when this returns.
+            begun: it was asked by `begin` and the exchange was left.
         """
         try:
-            return self._body(target, limits)
+            return self._body(target, limits, begun=begun)
         # The address itself may be no address (ValueError), which the library finds out at different depths.
         except (http.client.HTTPException, OSError, ValueError, zlib.error) as error:
             self.forget(target.url)
@@ -82,15 +93,11 @@ class HttpFetch:
         for url in list(self._connections):
             self.forget(url)
 
-    def _body(self, target: TargetSettings, limits: Limits) -> tuple[bytes | bytearray, float]:
+    def _body(self, target: TargetSettings, limits: Limits, *, begun: bool) -> tuple[bytes | bytearray, float]:
         """Get an answer, over a few redirects; another host does not get the credentials."""
-        known: Credentials = target.auth or self._settings
-        credentials: Credentials | None = known
-        url, login = without_login(target.url)
-        headers = {"Accept": _ACCEPT, "Accept-Encoding": "gzip", "User-Agent": "trimtab"}
-        if login := login or login_of(known)():
-            headers["Authorization"] = login
-        answer = self._ask_again(target.url, url, headers, credentials, limits)
+        credentials: Credentials | None = target.auth or self._settings
+        url, headers = _question(target, self._settings)
+        answer = self._ask_again(target.url, url, headers, credentials, limits, begun=begun)
         for _ in range(MAX_REDIRECTS):
             location = answer.header("location")
             if location is None or answer.status not in REDIRECTS:
@@ -108,7 +115,7 @@ class HttpFetch:
             raise UnreachableError(f"{place}: expected an answer, got more than {MAX_REDIRECTS} redirects")
         if answer.status != 200:
             raise UnreachableError(f"{mask_address(target.url)}: expected HTTP 200, got {answer.status}")
-        skew = _skew_seconds(answer.header("date"))
+        skew = skew_seconds(answer.header("date"))
         body = _read(answer, target)
         if answer.will_close:
             self.forget(target.url)
@@ -121,16 +128,30 @@ class HttpFetch:
         headers: Mapping[str, str],
         credentials: Credentials | None,
         limits: Limits,
+        *,
+        begun: bool,
     ) -> Answer:
-        """Ask over the kept connection, once more over a new one where the other side has closed it meanwhile."""
+        """Ask over the kept connection, or hear what was asked there.
+
+        Once more over a new one where the other side has closed it meanwhile.
+        """
         kept = self._connections.get(key)
         if kept is not None:
             try:
-                return kept.ask(url, headers, limits)
+                return kept.go_on(limits) if begun else kept.ask(url, headers, limits)
             except (http.client.HTTPException, ConnectionError):
                 self.forget(key)
         connection = self._connections[key] = _connect(url, credentials)
         return connection.ask(url, headers, limits)
+
+
+def _question(target: TargetSettings, settings: SourceSettings) -> tuple[str, dict[str, str]]:
+    """Return the address without a log-in, and headers."""
+    url, login = without_login(target.url)
+    headers = {"Accept": _ACCEPT, "Accept-Encoding": "gzip", "User-Agent": "trimtab"}
+    if login := login or login_of(target.auth or settings)():
+        headers["Authorization"] = login
+    return url, headers
 
 
 def _ask(connection: Connection, url: str, headers: Mapping[str, str], limits: Limits) -> Answer:
@@ -202,7 +223,8 @@ def _too_big(target: TargetSettings) -> UnreachableError:
     return UnreachableError(f"{mask_address(target.url)}: expected at most {_MAX_BYTES} bytes, got more")
 
 
-def _skew_seconds(date: str | None) -> float:
+def skew_seconds(date: str | None) -> float:
+    """Return by how many seconds a clock is ahead of ours that wrote a header `Date`; NaN where it is no date."""
     if date is None:
         return math.nan
     return _seconds_of(date) + 0.5 - time.time()

@@ -13,6 +13,7 @@ from datetime import datetime
 
 from collector.assemble import Assembler, Scrape
 from collector.batch import Severity
+from collector.burst import Burst, Heard
 from collector.clock import to_ms
 from collector.discovery import Discovery
 from collector.errors import ConfigurationError, UnreachableError
@@ -39,8 +40,7 @@ _PATIENCE_SHARE = 0.25  # of the interval that a cycle waits for targets that an
 _GRACE_SECONDS = 1.0  # for targets that did not, where there are no others
 # Requests go out by so many at once: a processor that rests between two of them has forgotten how to read the second.
 _HANDFUL = 16
-# Small bodies of a known shape wait for the others of their cycle and are read together; all that wait have this room.
-_SMALL_BYTES, _ROOM_BYTES = 2**20, 2**24
+_LOOK_SECONDS = 0.25  # between two looks whether the source is closed
 
 
 @dataclass(slots=True)
@@ -61,10 +61,9 @@ class Tally:
 
 @dataclass(slots=True)
 class _Told:
-    """What a target said: a scrape, its body still to be read from `text` where there is one; seconds that it took."""
+    """What a target said, and the seconds until it was there."""
 
     scrape: Scrape
-    text: _Text | None = None
     seconds: float = math.nan
 
 
@@ -110,8 +109,7 @@ class ScrapeSource(GatheringSource):
         self._pool = Workers(_WORKERS, "scrape") if fetch is None else None
         self._parsers: dict[str, ExpositionParser] = {}
         self._parsing = threading.Lock()  # of bodies of megabytes only one is in pieces at a time
-        self._waiting_bytes = 0
-        self._waiting = threading.Lock()
+        self._burst = Burst(self._fetch) if isinstance(self._fetch, HttpFetch) else None
         self._turns: dict[str, Turn] = {}
         self._running: dict[str, _Running] = {}
         self._slow: set[str] = set()  # failed, or came too late, when they were asked last
@@ -132,14 +130,10 @@ class ScrapeSource(GatheringSource):
         if self._pool is None:
             return [self._count(self._ask(target)) for target in targets.values()]
         now_ms = to_ms(now)
-        self._read_small()
         late = {url: self._finish(url, now_ms) for url in list(self._running) if self._running[url].future.done()}
         due = [url for url in targets if url not in self._running and self._is_due(url, now_ms)]
         self._launch([targets[url] for url in due], now_ms)
-        awaited = [url for url in due if url not in self._slow] or due
-        self._wait(awaited)
-        if self._read_small():
-            self._wait(awaited)
+        self._wait([url for url in due if url not in self._slow] or due)
         scrapes = []
         for url, target in targets.items():
             running = self._running.get(url)
@@ -211,25 +205,61 @@ class ScrapeSource(GatheringSource):
         return is_due(turn, now_ms, self._interval_ms)
 
     def _launch(self, targets: Sequence[TargetSettings], now_ms: int) -> None:
-        """Ask, each target at its own place within the spread, some together."""
-        if self._pool is None:
-            return
+        """Ask, each target at its own place within the spread, some together; read what comes meanwhile."""
         start = time.monotonic()
         steps = -(-len(self._turns) // _HANDFUL)
         places = sorted((int(offset_share(target.url) * steps), n) for n, target in enumerate(targets))
         for place, n in places:
-            left = start + place / steps * self.spread_seconds - time.monotonic()
-            if self._closing.wait(left) if left > 0 else self._closing.is_set():
+            if not self._hear_until(start + place / steps * self.spread_seconds):
                 return
-            if self._waiting_bytes > _ROOM_BYTES / 2:
-                self._read_small()
-            self._running[targets[n].url] = _Running(self._pool.submit(self._ask, targets[n]), now_ms)
+            self._begin(targets[n], now_ms)
+
+    def _begin(self, target: TargetSettings, now_ms: int) -> None:
+        """Ask a target: in this thread, where it is prompt and its connection is there."""
+        self._running[target.url] = running = _Running(Future(), now_ms)
+        prompt = self._burst is not None and target.url not in self._slow
+        if self._burst is None or not prompt or not self._burst.ask(target, self._timeout_seconds(target)):
+            running.future = self._submit(self._ask, target)
+
+    def _hear_until(self, instant: float) -> bool:
+        """Read answers until an instant; say whether the source is still open."""
+        while (left := instant - time.monotonic()) > 0:
+            if self._burst:
+                self._hear(min(left, _LOOK_SECONDS))
+            else:
+                self._closing.wait(left)
+            if self._closing.is_set():
+                break
+        return not self._closing.is_set()
+
+    def _hear(self, seconds: float) -> None:
+        for heard in self._burst.hear(seconds) if self._burst is not None else ():
+            self._take(heard)
+
+    def _take(self, heard: Heard) -> None:
+        """Read a body; one that is not of the known shape may take long, and holds up nobody."""
+        target, running = heard.target, self._running[heard.target.url]
+        if heard.body is None:
+            running.future = self._submit(self._ask, target, heard.start)
+            return
+        scrape = Scrape(target, None, skew_seconds=heard.skew_seconds, interval_seconds=self._interval_ms / 1000.0)
+        told, parser = _Told(scrape, time.monotonic() - heard.start), self._parsers.get(target.url)
+        scrape.body = None if parser is None else parser.read_known(heard.body)
+        if scrape.body is None:
+            running.future = self._submit(self._parse, told, heard.body)
+        else:
+            running.future.set_result(told)
 
     def _wait(self, urls: Sequence[str]) -> None:
         prompt = [url for url in urls if url not in self._slow]
         patience = self._context.interval_seconds * _PATIENCE_SHARE
         longest = self._settings.timeout_seconds + _GRACE_SECONDS if prompt else _GRACE_SECONDS
         limit = min(patience, longest)
+        end = time.monotonic() + limit
+        self._hear(limit)
+        for heard in self._burst.leave() if self._burst is not None else ():
+            self._take(heard)
+        limit = max(0.0, end - time.monotonic())
         wait([self._running[url].future for url in urls if url in self._running], timeout=limit)
 
     def _finish(self, url: str, now_ms: int) -> Scrape:
@@ -256,31 +286,13 @@ class ScrapeSource(GatheringSource):
             self.tally.durations.append(told.seconds)
         return told.scrape
 
-    def _read_small(self) -> bool:
-        """Read the bodies that wait, one right after the other; say whether any is read by a thread now.
-
-        Nobody else has their parsers meanwhile. One that is not of the known shape may take long, and holds up nobody.
-        """
-        again = False
-        for url, running in self._running.items():
-            told = running.future.result() if running.future.done() else None
-            if told is None or told.text is None or self._pool is None:
-                continue
-            with self._waiting:
-                self._waiting_bytes -= len(told.text)
-            told.scrape.body = self._parsers[url].read_known(told.text)
-            if told.scrape.body is None:
-                running.future = self._pool.submit(self._parse, told, told.text)
-                again = True
-            told.text = None
-        return again
-
-    def _ask(self, target: TargetSettings) -> _Told:
-        start = time.monotonic()
+    def _ask(self, target: TargetSettings, begun: float | None = None) -> _Told:
+        """Ask a target, or go on with what was asked at `begun` (of `time.monotonic`)."""
+        start = time.monotonic() if begun is None else begun
         scrape = Scrape(target, None, interval_seconds=self._interval_ms / 1000.0)
-        with Limits(target.timeout_seconds or self._settings.timeout_seconds, self._parsing) as limits:
+        with Limits(start + self._timeout_seconds(target) - time.monotonic(), self._parsing) as limits:
             try:
-                text, scrape.skew_seconds = self._text(target, limits)
+                text, scrape.skew_seconds = self._text(target, limits, begun=begun is not None)
             except UnreachableError as error:
                 scrape.error = str(error)
                 return _Told(scrape)
@@ -290,20 +302,9 @@ class ScrapeSource(GatheringSource):
                 _LOG.warning("%s: unexpected %s", place, type(error).__name__)
                 scrape.error = f"{place}: expected an answer, got an unexpected {type(error).__name__}"
                 return _Told(scrape)
-            told = _Told(scrape, seconds=time.monotonic() - start)
-            if self._pool is not None and target.url in self._parsers and self._may_wait(len(text)):
-                told.text = text
-                return told
+            told = _Told(scrape, time.monotonic() - start)
             limits.lock()
             return self._parse_alone(told, text)
-
-    def _may_wait(self, size: int) -> bool:
-        """Say whether a body is small and has room until it is read together with others."""
-        with self._waiting:
-            if size > _SMALL_BYTES or self._waiting_bytes + size > _ROOM_BYTES:
-                return False
-            self._waiting_bytes += size
-            return True
 
     def _parse(self, told: _Told, text: _Text) -> _Told:
         with self._parsing:
@@ -315,10 +316,18 @@ class ScrapeSource(GatheringSource):
         told.scrape.body = parser.parse(text)
         return told
 
-    def _text(self, target: TargetSettings, limits: Limits) -> tuple[_Text, float]:
+    def _timeout_seconds(self, target: TargetSettings) -> float:
+        return target.timeout_seconds or self._settings.timeout_seconds
+
+    def _submit(self, call: Callable[..., _Told], *args: object) -> Future[_Told]:
+        if self._pool is None:
+            raise AssertionError("only with threads")
+        return self._pool.submit(call, *args)
+
+    def _text(self, target: TargetSettings, limits: Limits, *, begun: bool) -> tuple[_Text, float]:
         """Return what a target says, and how far its clock is ahead."""
         if isinstance(self._fetch, HttpFetch):
-            return self._fetch.ask(target, limits)
+            return self._fetch.ask(target, limits, begun=begun)
         return self._fetch(target), math.nan
 
 

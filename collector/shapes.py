@@ -237,16 +237,18 @@ def _newlines(raw: memoryview) -> Ints:
     text = np.frombuffer(raw, np.uint8)
     marks = np.zeros(_WINDOW_BYTES, dtype=bool)
     words = marks.view("<u8")
-    ends = [np.empty(0, dtype=np.int64)]
+    places, found = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.uint64)]
     for first in range(0, len(text), _WINDOW_BYTES):
         window = text[first : first + _WINDOW_BYTES]
         marks[len(window) :] = False
         np.equal(window, _NEWLINE, out=marks[: len(window)])
-        places = np.flatnonzero(words.astype(bool))
-        found = words[places]
-        several = (found & (found - 1)).any()
-        ends.append(first + (np.flatnonzero(marks) if several else 8 * places + np.bitwise_count(found - 1) // 8))
-    return np.concatenate(ends)
+        own = np.flatnonzero(words.astype(bool))
+        found.append(words[own])
+        places.append(own + first // 8)
+    below = np.concatenate(found) - 1  # of one bit as many bits as it stands above the lowest
+    if (below & (below + 1)).any():
+        return np.flatnonzero(text == _NEWLINE)
+    return np.asarray(8 * np.concatenate(places) + np.bitwise_count(below) // 8, dtype=np.int64)
 
 
 def read_number(text: str) -> float:

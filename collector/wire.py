@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 # Bodies up to this size are read all at once; of larger ones only one at a time is in memory whole.
 _FREE_BYTES = 2**20
+_HEAD_BYTES = 2**16  # read at once before the length of a body is known
 _HELD_SECONDS = 0.25  # who is not done by then, because its bytes do not come, lets the others go on
 _USUAL_START = (b"HTTP/1.1 200 ", b"HTTP/1.1 200\r\n")
 _UNUSUAL_HEADERS = frozenset(("transfer-encoding", "connection"))
@@ -71,12 +72,27 @@ class Limits:
 
 
 class Connection:
-    """An HTTP connection whose every wait, for the handshake, the headers and each byte of a body, has one deadline."""
+    """An HTTP connection whose every wait, for the handshake, the headers and each byte of a body, has one deadline.
+
+    Attributes:
+        usual: the last answer was a small one with usual headers, as it stands and over a connection that stays.
+    """
 
     def __init__(self, connection: http.client.HTTPConnection) -> None:
         self._http = connection
         self._wire: _Wire | None = None
+        self.usual = False
         self._written: tuple[str, dict[str, str], bytes] = ("", {}, b"")
+
+    def begin(self, url: str, headers: Mapping[str, str]) -> Exchange | None:
+        """Send a GET without waiting; None where that cannot be, or where the last answer was no usual one."""
+        if self._wire is None or not self.usual or not self._wire.is_plain:
+            return None
+        if self._wire.send_now(self._request(url, dict(headers))):
+            return Exchange(self._wire)
+        self.close()
+        self._wire = None
+        return None
 
     def ask(self, url: str, headers: Mapping[str, str], limits: Limits) -> Answer:
         """Send a GET and return the answer, its body still to be read."""
@@ -87,8 +103,19 @@ class Connection:
             self._http.sock = self._wire  # for the library to close
         self._wire.limits = limits
         self._wire.sendall(self._request(url, dict(headers)))
-        answer = Answer(self._wire)
+        return self._answer(self._wire)
+
+    def go_on(self, limits: Limits) -> Answer:
+        """Return the answer to what was begun and left, its body still to be read."""
+        if self._wire is None:
+            raise ConnectionError
+        self._wire.limits = limits
+        return self._answer(self._wire)
+
+    def _answer(self, wire: _Wire) -> Answer:
+        answer = Answer(wire)
         answer.begin()
+        self.usual = answer.is_usual
         return answer
 
     def close(self) -> None:
@@ -141,6 +168,11 @@ class Answer(http.client.HTTPResponse):
         self.chunked = self.will_close = False
         self.length = int(self._usual["content-length"])
 
+    @property
+    def is_usual(self) -> bool:
+        """Say whether it is a small one with usual headers, as it stands and over a connection that stays."""
+        return self._usual is not None and _is_small(self._usual)
+
     def header(self, name: str) -> str | None:
         """Return a header, by its name in small letters."""
         return self.getheader(name) if self._usual is None else self._usual.get(name)
@@ -181,6 +213,79 @@ def _usual_headers(head: bytes) -> dict[str, str] | None:
     return fields if usual else None
 
 
+def _is_small(headers: Mapping[str, str]) -> bool:
+    return int(headers["content-length"]) <= _FREE_BYTES and "content-encoding" not in headers
+
+
+class Exchange:
+    """A question that was sent, and as much of its answer as there was to read without waiting.
+
+    Attributes:
+        headers: of the answer, by their names in small letters; empty until they are there.
+        body: what is there of the body; all of it once `proceed` returns True.
+    """
+
+    def __init__(self, wire: _Wire) -> None:
+        self.headers: dict[str, str] = {}
+        self.body = bytearray()
+        self._wire = wire
+        self._head = b""
+        self._count = 0
+
+    def fileno(self) -> int:
+        """Return the number of the socket."""
+        return self._wire.fileno()
+
+    def proceed(self) -> bool | None:
+        """Read what is there.
+
+        Returns:
+            True: the body is whole. False: more is to come. None: the connection was left to who waits for answers,
+            with all that was read, because the answer is no usual one; or it ended.
+        """
+        try:
+            while True:
+                if not self.headers:
+                    more = self._wire.receive_now(_HEAD_BYTES)
+                    self._head += more
+                    if not more or self._begin_body() is None:
+                        break
+                else:
+                    with memoryview(self.body) as view:
+                        count = self._wire.receive_now_into(view[self._count :])
+                    self._count += count
+                    if not count:
+                        break
+                if self.headers and self._count == len(self.body):
+                    return True
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        self.leave()
+        return None
+
+    def leave(self) -> None:
+        """Leave the connection to who waits for answers, with all that was read."""
+        self._wire.put_back(self._head + self.body[: self._count])
+
+    def _begin_body(self) -> bool | None:
+        """Begin the body where the head is there; None where this is no answer for us."""
+        end = self._head.find(b"\r\n\r\n")
+        if end < 0:
+            return False if len(self._head) < _HEAD_BYTES else None
+        headers = _usual_headers(self._head[:end])
+        if headers is None or not _is_small(headers):
+            return None
+        rest, length = self._head[end + 4 :], int(headers["content-length"])
+        if len(rest) > length:
+            return None
+        self.body = bytearray(length)
+        self.body[: len(rest)] = rest
+        self.headers, self._head, self._count = headers, self._head[: end + 4], len(rest)
+        return True
+
+
 class _Wire:
     """A socket that waits until the deadline and no longer; it stays open as long as an answer is read from it.
 
@@ -190,6 +295,7 @@ class _Wire:
     def __init__(self, sock: socket.socket, limits: Limits) -> None:
         self.limits = limits
         self._sock = sock
+        self._ahead = b""  # read, and not taken yet
         self._readers = 0
         self._closed = False
 
@@ -203,8 +309,49 @@ class _Wire:
         self._sock.settimeout(self.limits.seconds_left())
         self._sock.sendall(data)
 
+    @property
+    def is_plain(self) -> bool:
+        """Say whether it is a socket without TLS."""
+        return type(self._sock) is socket.socket
+
+    def fileno(self) -> int:
+        """Return the number of the socket."""
+        return self._sock.fileno()
+
+    def send_now(self, data: bytes) -> bool:
+        """Send without waiting; say whether all of it went."""
+        self._sock.settimeout(0.0)
+        try:
+            return self._sock.send(data) == len(data)
+        except OSError:
+            return False
+
+    def receive_now(self, size: int) -> bytes:
+        """Receive what is there; nothing at the end.
+
+        Raises:
+            BlockingIOError: nothing is there yet.
+        """
+        return self._sock.recv(size)
+
+    def receive_now_into(self, buffer: Any) -> int:
+        """Receive what is there; 0 at the end.
+
+        Raises:
+            BlockingIOError: nothing is there yet.
+        """
+        return self._sock.recv_into(buffer)
+
+    def put_back(self, data: bytes) -> None:
+        """Let the next reader begin with what was read."""
+        self._ahead = data
+
     def receive(self, buffer: Any) -> int:
         """Receive what is there, at least a byte; 0 at the end."""
+        if self._ahead:
+            size = min(len(buffer), len(self._ahead))
+            buffer[:size], self._ahead = self._ahead[:size], self._ahead[size:]
+            return size
         if self.limits.locked_until is not None:
             left = self.limits.locked_until - time.monotonic()
             try:

@@ -175,11 +175,11 @@ def test_requests_are_spread_and_a_source_that_is_closed_leaves_the_rest(node: N
     assert source.poll(START + timedelta(minutes=1)).row_count == 0
 
 
-@pytest.mark.parametrize("room", [0, 1500, 2**24])
-def test_bodies_are_read_alike_whether_or_not_they_wait_for_each_other(
-    node: Node, monkeypatch: pytest.MonkeyPatch, room: int
+@pytest.mark.parametrize("head_bytes", [0, 40, 2**16])
+def test_answers_are_read_alike_whether_in_one_thread_or_left_to_others(
+    node: Node, monkeypatch: pytest.MonkeyPatch, head_bytes: int
 ) -> None:
-    monkeypatch.setattr("collector.scrape._ROOM_BYTES", room)
+    monkeypatch.setattr("collector.wire._HEAD_BYTES", head_bytes)
     source = node.source(*(f"t{n}" for n in range(40)))
     source.spread_seconds = 0.01
     joules = []
@@ -192,7 +192,7 @@ def test_bodies_are_read_alike_whether_or_not_they_wait_for_each_other(
     assert joules[40:] == [60_000.0] * 120
     assert source.tally.answered == len(source.tally.durations) == 160
     assert source.tally.samples == 40 * (2 + 2 + 3 + 3)
-    assert source._waiting_bytes == 0
+    assert not source._burst
     source.close()
 
 

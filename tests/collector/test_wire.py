@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from collector.wire import Answer, Connection, Limits
+from collector.wire import Answer, Connection, Exchange, Limits, _Wire
 
 _SECONDS = 60.0
 _LARGE = 3 * 2**20
@@ -72,6 +72,49 @@ def test_an_answer_is_what_the_library_makes_of_it(start: bytes, headers: list[b
         assert ours.header(name) == theirs.getheader(name)
     if theirs.length is not None:
         assert bytes(ours.read_known(theirs.length)) == theirs.read()
+
+
+@example(start=b"HTTP/1.1 200 OK", headers=[b"Content-Length: 2"], cuts=[5, 37], cut_off=True)
+@given(
+    start=_STARTS,
+    headers=st.lists(_HEADERS, max_size=4),
+    cuts=st.lists(st.integers(0, 200), max_size=3),
+    cut_off=st.booleans(),
+)
+def test_what_is_read_as_it_comes_is_what_the_library_makes_of_it(
+    start: bytes, headers: list[bytes], cuts: list[int], *, cut_off: bool
+) -> None:
+    text = b"\r\n".join([start, *headers, b"", b"ok" if cut_off else b"2\r\nok\r\n0\r\n\r\n"])
+    ends = [*sorted(cuts), len(text)]
+    theirs = http.client.HTTPResponse(_Heard(text), method="GET")  # type: ignore[arg-type]
+    theirs.begin()
+    here, there = socket.socketpair()
+    with closing(here), closing(there), Limits(_SECONDS, threading.Lock()) as limits:
+        here.settimeout(0.0)
+        exchange = Exchange(wire := _Wire(here, limits))
+        whole: bool | None = False
+        for begin, end in zip([0, *ends], ends, strict=False):
+            there.sendall(text[begin:end])
+            whole = exchange.proceed() if whole is False else whole
+        there.shutdown(socket.SHUT_WR)
+        whole = exchange.proceed() if whole is False else whole
+        if whole:
+            assert (theirs.status, theirs.chunked, theirs.will_close) == (200, False, False)
+            assert theirs.getheader("content-encoding") is None
+            assert exchange.headers.get("date") == theirs.getheader("date")
+            assert bytes(exchange.body) == theirs.read()
+            return
+        ours = Answer(wire)
+        ours.begin()
+        assert (ours.status, ours.length, ours.chunked) == (theirs.status, theirs.length, theirs.chunked)
+        assert _read_to_end(ours) == _read_to_end(theirs)
+
+
+def _read_to_end(answer: http.client.HTTPResponse) -> bytes | str:
+    try:
+        return answer.read()
+    except http.client.HTTPException as error:
+        return type(error).__name__
 
 
 @contextmanager
