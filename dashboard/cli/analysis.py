@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from enum import StrEnum
@@ -11,17 +9,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from analyzer.codes import codes
-from analyzer.findings import CLAIMS, Finding, Role, SubjectRef, Verdict
-from analyzer.health_board import CardState, health_board
-from analyzer.hollow import MEASURES, fleet_hollow
-from analyzer.ledger import LEVEL_1, LEVEL_2
+from analyzer.findings import Finding, Verdict
 from collector.errors import ConfigurationError, InputRejectedError
 from collector.protocols import StoreReader
 from collector.window import Window, parse_duration, parse_instant
 from dashboard.cli.allocator import devices_of, document, print_devices, read_memory_snapshot
+from dashboard.cli.analysis_tables import print_analysis, print_probes
 from dashboard.cli.context import (
     Context,
     Json,
@@ -35,16 +30,11 @@ from dashboard.cli.context import (
     opened_state,
 )
 from dashboard.cli.moves import BINDING, plan_options, plan_snapshot, show_plan
-from dashboard.cli.open_pairs import Probes, probes_of
-from dashboard.cli.output import note, print_json, print_table, say, say_origin
+from dashboard.cli.open_pairs import probes_of
+from dashboard.cli.output import print_json
 from dashboard.cli.snapshot import print_snapshot
-from dashboard.views.names import CardNames, card_names, named
-from dashboard.views.text import gib, number, percent, plural, seconds, stamp
 from tuner.service.analyse import Analysis, load_detectors, run_analysis
 from tuner.service.defragment import Objective
-
-NO_FINDING = "nothing was found"
-STYLES = {Verdict.HOLDS: "bold red", Verdict.SUSPECTED: "yellow", Verdict.CANNOT_TELL: "dim", Verdict.NO_EFFECT: "dim"}
 
 
 class Family(StrEnum):
@@ -58,8 +48,6 @@ class Family(StrEnum):
     HEALTH = "health"
 
 
-_MOST_FREE = 20
-_SHORT_ID = 12  # enough to tell findings of one code apart; `explain` takes any beginning
 _DETECTORS = {  # else the one of the family's name
     Family.CONTENTION: ("contention", "colocation", "sharing-cost"),
     Family.FRAGMENTATION: ("fragmentation", "sharing-memory", "allocator"),
@@ -200,7 +188,7 @@ def analyze(
         print_json({**analysis.to_json(), "suppressed": hidden, "probes": asdict(probes)})
     else:
         print_analysis(analysis, every=every, hidden=frozenset(hidden))
-        _print_probes(probes)
+        print_probes(probes)
     _fail([f for f in analysis.findings if f.id not in hidden], fail_on)
 
 
@@ -237,216 +225,7 @@ def hidden_ids(context: Context, analysis: Analysis) -> dict[str, int]:
     """Return id -> number of the suppression that hides it, of the findings that somebody does not want to see."""
     if not context.has_state:
         return {}
-    from tuner.state import list_suppressions  # noqa: PLC0415  SQLAlchemy loads slowly
+    from tuner.state import suppressed  # noqa: PLC0415  SQLAlchemy loads slowly
 
     with opened_state(context) as state:
-        active = list_suppressions(state, active_at=analysis.window.end)
-    covered = (
-        (f.id, next((s.id for s in active if s.covers(f, analysis.window.end)), None)) for f in analysis.findings
-    )
-    return {finding: number for finding, number in covered if number is not None}
-
-
-def print_analysis(analysis: Analysis, *, every: bool, hidden: frozenset[str] = frozenset()) -> None:
-    """Print findings, ledger and census for people; findings in `hidden` are counted and not listed."""
-    note(f"{analysis.window.start:%Y-%m-%d %H:%M} to {analysis.window.end:%Y-%m-%d %H:%M} UTC")
-    say_origin(simulated=analysis.simulated)
-    wanted = tuple(f for f in analysis.findings if f.id not in hidden)
-    shown = tuple(f for f in wanted if every or f.verdict in CLAIMS)
-    print_findings(shown, card_names(analysis.facts))
-    if hidden:
-        say(f"{plural(len(hidden), 'finding')} suppressed, not listed; `trimtab suppress` says which and why")
-    rest = Counter(f.verdict.value for f in wanted if f not in shown)
-    if rest:
-        others = ", ".join(f"{count} {verdict}" for verdict, count in sorted(rest.items()))
-        say(f"not listed: {others}; --all lists them")
-    _print_cards(analysis)
-    _print_ledger(analysis)
-    _print_hollow(analysis)
-    _print_free(analysis)
-    _print_moves(analysis)
-    _print_waiting(analysis)
-    _print_census(analysis)
-
-
-def _print_probes(probes: Probes) -> None:
-    for change_id, why in probes.planned.items():
-        say(f"a probe is planned: {why}; `trimtab changes show {change_id}`")
-    for line in probes.withheld:
-        say(line)
-
-
-def print_findings(findings: tuple[Finding, ...], names: CardNames) -> None:
-    """Print one line a finding, cards by their names."""
-    print_table(
-        ["code", "id", "verdict", "subject", "claim", ">effect", ">sure", ">coverage"],
-        [
-            (
-                finding.code,
-                finding.id[:_SHORT_ID],
-                Text(finding.verdict.value, style=STYLES[finding.verdict]),
-                subjects_text(finding, names),
-                named(finding.claim, names),
-                effect_text(finding),
-                f"{finding.confidence:.0%}",
-                f"{finding.coverage:.0%}",
-            )
-            for finding in findings
-        ],
-        empty=NO_FINDING,
-    )
-
-
-def subjects_text(finding: Finding, cards: CardNames) -> str:
-    """Return who a finding speaks of: `suspect -> victim` for a pair."""
-    by_role = {role: [_subject_text(s, cards) for s in finding.subjects if s.role is role] for role in Role}
-    if by_role[Role.SUSPECT] and by_role[Role.VICTIM]:
-        return f"{', '.join(by_role[Role.SUSPECT])} -> {', '.join(by_role[Role.VICTIM])}"
-    names = [name for names in by_role.values() for name in names]
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _subject_text(subject: SubjectRef, cards: CardNames) -> str:
-    who = f"{subject.tenant}/{subject.workload}" if subject.workload else ""
-    if not who and subject.gpu in cards:
-        return cards[subject.gpu]
-    where = "/".join(part for part in (subject.node, subject.gpu if not who else "") if part)
-    return f"{who} on {where}" if who and where else who or where or subject.tenant or subject.cluster
-
-
-def effect_text(finding: Finding) -> str:
-    """Return the size of what is claimed, with its interval where it has one."""
-    effect = finding.effect
-    if effect is None:
-        return "-"
-    if effect.unit == "ratio":
-        value, low, high = f"{effect.value:.0%}", f"{effect.lower:.0%}", f"{effect.upper:.0%}"
-    elif effect.unit == "bytes":
-        value, low, high = (f"{part / 2**30:.1f} GiB" for part in (effect.value, effect.lower, effect.upper))
-    elif effect.unit == "seconds":
-        value, low, high = (seconds(part) for part in (effect.value, effect.lower, effect.upper))
-    else:
-        unit = {"count": "", "gpu_hours": " card-hours"}.get(effect.unit, f" {effect.unit}")
-        value, low, high = f"{effect.value:.3g}{unit}", f"{effect.lower:.3g}", f"{effect.upper:.3g}"
-    return value if low == high else f"{value} ({low} to {high})"
-
-
-def _print_ledger(analysis: Analysis) -> None:
-    fleet = analysis.ledger.fleet
-    capacity = float(fleet["capacity"])
-    if not capacity > 0:
-        return
-    say("")
-    for title, names in (
-        ("where the capacity went", (*LEVEL_1, "unaccounted_1")),
-        ("of it, used was", (*LEVEL_2, "unaccounted_2")),
-    ):
-        shares = (f"{name.removesuffix('_1').removesuffix('_2')} {fleet[name] / capacity:.1%}" for name in names)
-        say(f"{title}: {', '.join(shares)}")
-
-
-def _print_cards(analysis: Analysis) -> None:
-    """Print which cards should get no shared work; nothing where all may."""
-    names = card_names(analysis.facts)
-    out = [card for card in health_board(analysis.findings) if card.state is CardState.TAKE_OUT]
-    if not out:
-        return
-    say("")
-    print_table(
-        ["card", "severity", "what to do"],
-        [(names.get(c.gpu, f"{c.node} {c.gpu}"), c.severity, named(c.what_to_do, names)) for c in out],
-        title="take these cards out of sharing",
-    )
-
-
-def _print_hollow(analysis: Analysis) -> None:
-    """Print how much of the busy time is hollow; nothing where no card was busy."""
-    fleet = fleet_hollow(analysis.hollow)
-    if fleet is None:
-        return
-    told = [(name, fleet.hollow[name]) for name in MEASURES if not math.isnan(fleet.hollow[name])]
-    if told:
-        parts = ", ".join(f"{name} low {share:.0%}" for name, share in told)
-        times = "" if math.isnan(fleet.overstated) else f"; busy overstates the SMs {fleet.overstated:.1f} times"
-        say(f"of the time that cards report busy: {parts}{times}")
-
-
-def _print_free(analysis: Analysis) -> None:
-    """Print what nobody holds now; nothing where all is held."""
-    if not analysis.free:
-        return
-    names = card_names(analysis.facts)
-    say("")
-    say(f"free now, {plural(len(analysis.free), 'place')}:")
-    print_table(
-        ["card", "slice", ">share", ">memory", "since (UTC)"],
-        [
-            (named(f.gpu, names), f.profile or "-", percent(f.share), gib(f.memory_bytes), stamp(f.since))
-            for f in analysis.free[:_MOST_FREE]
-        ],
-    )
-    if len(analysis.free) > _MOST_FREE:
-        say(f"and {len(analysis.free) - _MOST_FREE} more; --json lists them")
-
-
-def _print_moves(analysis: Analysis) -> None:
-    """Print whose quota could go to whom."""
-    if not analysis.moves:
-        return
-    names = card_names(analysis.facts)
-    say("")
-    say("quota that could move:")
-    print_table(
-        ["from", "to", "where", ">how much", "why"],
-        [
-            (
-                "/".join(filter(None, (m.donor_tenant, m.donor_workload))),
-                "/".join(filter(None, (m.receiver_tenant, m.receiver_workload))),
-                named(m.place, names),
-                f"{_much(m.target, m.unit)} ({_much(m.lower, m.unit)} to {_much(m.upper, m.unit)})",
-                m.why,
-            )
-            for m in analysis.moves
-        ],
-    )
-
-
-def _much(amount: float, unit: str) -> str:
-    return f"{amount:.0%}" if unit == "ratio" else number(amount, unit)
-
-
-def _print_waiting(analysis: Analysis) -> None:
-    """Print who waited for cards; nothing where nobody did."""
-    waiting = analysis.waiting
-    if not waiting:
-        return
-    say("")
-    several = len({w.cluster for w in waiting}) > 1
-    print_table(
-        ["tenant", "pool", ">unmet", ">granted", ">median", ">95 %", ">now"],
-        [
-            (
-                f"{w.cluster}: {w.tenant}" if several else w.tenant,
-                w.pool,
-                number(w.unmet_card_hours),
-                number(w.admitted),
-                seconds(w.wait_p50_seconds),
-                seconds(w.wait_p95_seconds),
-                number(w.waiting_now),
-            )
-            for w in waiting
-        ],
-        title="waiting for cards: unmet card-hours; waits of those that were granted; how many wait now",
-    )
-
-
-def _print_census(analysis: Analysis) -> None:
-    census = analysis.census
-    say("")
-    say(f"{census.nodes} nodes, {census.cards} cards, {census.slices} slices")
-    rows = []
-    for code in census.codes:
-        reasons = sorted(code.reasons.items(), key=lambda item: -item[1])
-        why = "; ".join(f"{count} {reason}" for reason, count in reasons[:2])
-        rows.append((code.code, f"{code.analysed} of {code.subjects}", code.withheld, code.not_applicable, why))
-    print_table(["code", ">analysed", ">withheld", ">not meant", "why"], rows)
+        return suppressed(state, analysis.findings, analysis.window.end)

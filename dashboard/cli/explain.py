@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from analyzer.findings import Finding
     from collector.protocols import StoreReader
+    from dashboard.views.names import CardNames
 
 _ID = re.compile(r"(tt\d{3})-[0-9a-f]{4,12}", re.IGNORECASE)
 _BUCKETS = 12  # rows of evidence for each subject
@@ -82,6 +84,7 @@ def _explain_finding(context: Context, wanted: str, paths: Rows, now: str | None
     with opened_rows(context, paths) as store:
         finding = finding or _found_again(context, store, wanted, now)
         evidence = list(_evidence_rows(store, finding))
+        facts = store.facts(finding.window)
     about = codes().get(finding.code)
     if json:
         tables = [
@@ -94,23 +97,27 @@ def _explain_finding(context: Context, wanted: str, paths: Rows, now: str | None
         print_json({"schema_version": 1, "finding": finding.to_json(), "code": code_, "evidence_rows": plain(tables)})
         return
     say_origin(simulated=finding.simulated)
-    _print_finding(finding, about)
+    from dashboard.views.names import card_names, named  # noqa: PLC0415
+
+    cards = card_names(facts)
+    _print_finding(finding, about, cards)
     for names, table in evidence:
         say("")
         place = "/".join(value for name, value in names.items() if name != "measurement")
-        say(f"rows of {names['measurement']} {place}, means:")
+        say(f"rows of {names['measurement']} {named(place, cards)}, means:")
         fields = [str(name) for name in table.columns if name != "time"]
         cells = [(f"{at:%m-%d %H:%M}", *(_figure(v) for v in values)) for at, *values in table.itertuples(index=False)]
         print_table(["from (UTC)", *(f">{name}" for name in fields)], cells)
 
 
-def _print_finding(finding: Finding, about: Code | None) -> None:
-    from dashboard.cli.analysis import effect_text  # noqa: PLC0415  loads every analyzer
+def _print_finding(finding: Finding, about: Code | None, cards: CardNames) -> None:
+    from dashboard.cli.analysis_tables import effect_text  # noqa: PLC0415  loads every analyzer
+    from dashboard.views.names import named  # noqa: PLC0415
 
     title = finding.code if about is None else f"{finding.code}, {about.title}"
     say(f"{finding.id} ({title}): {finding.verdict.value}")
     say("")
-    say(finding.claim)
+    say(named(finding.claim, cards))
     say("")
     window = f"{finding.window.start:%Y-%m-%d %H:%M} to {finding.window.end:%Y-%m-%d %H:%M} UTC"
     print_table(
@@ -119,7 +126,7 @@ def _print_finding(finding: Finding, about: Code | None) -> None:
             ("size", effect_text(finding)),
             ("how sure", f"{finding.confidence:.0%}, on {finding.coverage:.0%} of the samples"),
             ("window", window),
-            *((name, _told(value)) for name, value in finding.evidence.items()),
+            *((name, _told(name, value)) for name, value in finding.evidence.items()),
             *(("needs", need) for need in finding.needs),
         ],
     )
@@ -221,10 +228,29 @@ def _figure(value: float) -> str:
     return "-" if value != value else f"{value:.4g}"  # noqa: PLR0124 - NaN
 
 
-def _told(value: Any) -> str:
-    if isinstance(value, float):
-        return _figure(value)
-    return "-" if value is None or value == "" else str(value)
+def _told(name: str, value: Any) -> str:
+    """Return a value of the evidence as people read it; its name tells the unit."""
+    if isinstance(value, dict):
+        text = ", ".join(f"{key} {_told(str(key), part)}" for key, part in value.items())
+    elif isinstance(value, list | tuple):
+        text = "; ".join(_told(name, part) for part in value)
+    elif isinstance(value, bool):
+        text = "yes" if value else "no"
+    elif isinstance(value, datetime):
+        text = f"{value:%Y-%m-%d %H:%M} UTC"
+    elif isinstance(value, int | float):
+        text = _amount(name, value)
+    else:
+        text = "" if value is None else str(value)
+    return text or "-"
+
+
+def _amount(name: str, value: float) -> str:
+    if math.isnan(value) or isinstance(value, int):
+        return "" if math.isnan(value) else str(value)
+    if name.endswith("_bytes"):
+        return f"{value / 2**30:.2f} GiB"
+    return f"{value:.1%}" if name.endswith("_ratio") else _figure(value)
 
 
 def _list_all(*, json: bool) -> None:

@@ -66,7 +66,7 @@ def print_snapshot(paths: Sequence[Path], now: datetime, *, json: bool) -> Snaps
 
 
 def _print(found: SnapshotAnalysis) -> None:
-    from dashboard.cli.analysis import print_findings  # noqa: PLC0415  it registers this command
+    from dashboard.cli.analysis_tables import print_findings  # noqa: PLC0415  loads every analyzer
 
     told = found.snapshot
     for line in told["rejected"][:_MOST_REJECTED]:

@@ -17,7 +17,7 @@ from collector.batch import Batch, Event, Fact, Severity, Subject, make_rows
 from collector.settings import StoreSettings
 from collector.store import EmbeddedStore
 from collector.window import Window
-from dashboard.cli.analysis import effect_text, subjects_text
+from dashboard.cli.analysis_tables import effect_text, subjects_text
 from tests.dashboard.conftest import Ran
 
 START = datetime(2026, 1, 5, tzinfo=UTC)
@@ -77,6 +77,9 @@ def test_the_table_prints_names_literally_and_ends_with_the_census(trimtab: Call
     ran = trimtab("analyze", "idle")
     assert "search/[red]notebook on n" in ran.out
     assert "where the capacity went: used " in ran.out
+    assert "who holds and does not use\n" in ran.out
+    assert "dcgmi dmon -e 1001,1002 -i GPU-1/" in ran.out
+    assert "by tenant, of all capacity\n" in ran.out
     assert "1 nodes, 1 cards, 2 slices" in ran.out
     codes = {line.split()[0] for line in ran.out.splitlines() if line.startswith("TT")}
     assert codes <= set(IdleDetector.codes)

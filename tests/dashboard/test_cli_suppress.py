@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -94,6 +95,9 @@ def test_what_is_suppressed_is_not_listed_and_still_counted(trimtab: Callable[..
     ran = trimtab("analyze", "idle")
     assert not any(line.startswith("TT301 ") and "holds" in line for line in ran.out.splitlines())
     assert "1 finding suppressed, not listed" in ran.out
+    (line,) = trimtab("suppress").out.splitlines()[1:]
+    assert "has hidden nothing yet" not in line  # what an analysis hid was of use, with or without a tuner
+    assert "Mon 5 Jan 03:00" in line
     after = json.loads(trimtab("analyze", "idle", "--json").out)
     assert list(after["suppressed"]) == [idle["id"]]
     assert [f["id"] for f in after["findings"]] == [f["id"] for f in before["findings"]]
@@ -108,6 +112,8 @@ def test_a_finding_is_explained_with_the_rows_it_rests_on(trimtab: Callable[...,
     ran = trimtab("explain", idle["id"][:12].upper())
     assert ran.code == 0, ran.err
     assert ran.out.startswith(f"{idle['id']} (TT301, Idle and held): holds")
+    assert re.search(r"^quota_ratio +42.9%$", ran.out, re.MULTILINE)
+    assert re.search(r"^since +2026-01-05 00:00 UTC$", ran.out, re.MULTILINE)
     for part in ("owner", "how it is computed: ", "how it can be wrong: ", "what to do: ", "rows of slice "):
         assert part in ran.out
     document = json.loads(trimtab("explain", idle["id"], "--json").out)

@@ -12,6 +12,7 @@ from tuner.state.findings import (
     list_suppressions,
     record_findings,
     remove_suppression,
+    suppressed,
     unsuppressed,
 )
 from tuner.state.plans import (
@@ -44,6 +45,7 @@ __all__ = [
     "past_groups",
     "record_findings",
     "remove_suppression",
+    "suppressed",
     "unsuppressed",
     "waiting_groups",
 ]

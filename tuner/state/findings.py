@@ -126,14 +126,21 @@ def remove_suppression(state: State, suppression_id: int) -> bool:
         return connection.execute(delete(SuppressionRow).where(SuppressionRow.id == suppression_id)).rowcount == 1
 
 
-def unsuppressed(state: State, findings: Sequence[Finding], now: datetime) -> list[Finding]:
-    """Return the findings that nothing hides at `now`; note which suppressions were of use."""
+def suppressed(state: State, findings: Sequence[Finding], now: datetime) -> dict[str, int]:
+    """Return id of a finding -> number of the suppression that hides it at `now`; note which were of use."""
     active = list_suppressions(state, active_at=now)
-    used = {s.id for s in active for f in findings if s.covers(f, now)}
+    covering = {f.id: [s.id for s in active if s.covers(f, now)] for f in findings}
+    used = {number for numbers in covering.values() for number in numbers}
     if used:
         with state.writing() as connection:
             connection.execute(update(SuppressionRow).where(SuppressionRow.id.in_(used)).values(last_used=now))
-    return [f for f in findings if not any(s.covers(f, now) for s in active)]
+    return {finding: numbers[0] for finding, numbers in covering.items() if numbers}
+
+
+def unsuppressed(state: State, findings: Sequence[Finding], now: datetime) -> list[Finding]:
+    """Return the findings that nothing hides at `now`; note which suppressions were of use."""
+    hidden = suppressed(state, findings, now)
+    return [f for f in findings if f.id not in hidden]
 
 
 def _suppression(row: RowMapping) -> Suppression:
