@@ -25,6 +25,7 @@ _LEVEL = (0.025, 0.975)
 # Weights before any pair was seen: a slow-down of 1.3 whatever the two are, and as much more as they ask for together.
 _PRIOR = Prior(np.array([math.log(1.3), 1.0]), np.array([0.5, 0.5]))
 _LIKELY = 0.8
+_SLOWER = 1.005  # less rounds to no slow-down at all
 _TOO_WIDE = 4.0  # upper over lower bound from which a prediction says nothing
 
 
@@ -177,8 +178,9 @@ def share(one: PairForecast, other: PairForecast, limit: float) -> Sharing:
 
 def slower(forecast: PairForecast) -> str:
     """Return the size of a slow-down, its interval and what it rests on, in words."""
-    size, low, high = (f"{value - 1.0:.0%}" for value in (forecast.slowdown, forecast.lower, forecast.upper))
-    return f"{size} slower ({low} to {high}); {forecast.basis.value}"
+    size, low, high = (f"{value - 1.0:z.0%}" for value in (forecast.slowdown, forecast.lower, forecast.upper))
+    told = f"{size} slower" if forecast.slowdown >= _SLOWER else "not slower"
+    return f"{told} ({low} to {high}); {forecast.basis.value}"
 
 
 _NEEDS_ANYTHING = ("a solo profile of both (an hour alone on a card)", "a trial of the two on one card")

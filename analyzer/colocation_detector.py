@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from analyzer.attribution import first_known
-from analyzer.colocation import DRAM, MEMORY, SM, TENSOR, Basis, MeasuredPair, Sharing, Solo, predict, rank
+from analyzer.colocation import DRAM, MEMORY, SM, TENSOR, Basis, MeasuredPair, Sharing, Solo, predict, rank, slower
 from analyzer.facts import records
 from analyzer.findings import Effect, Finding, Role, SubjectRef, Verdict, make_finding
 from analyzer.protocols import Conclusion, Context, Needs, Partition, Withheld
@@ -245,7 +245,7 @@ def _solo(name: str, model: str, stays: Sequence[_Stay]) -> Solo:
 def _finding(sharing: Sharing, stays: Sequence[_Stay], together: bool, context: Context) -> Finding:
     worse, other = sharing.worse, sharing.other
     victim, suspect = _who(worse.victim), _who(worse.suspect)
-    known = math.isfinite(worse.slowdown)
+    known = math.isfinite(worse.slowdown) and worse.fits  # two that do not fit together never slow each other
     return make_finding(
         CODE,
         sharing.verdict,
@@ -266,7 +266,7 @@ def _finding(sharing: Sharing, stays: Sequence[_Stay], together: bool, context: 
             "card": worse.card,
             "met": together,
             "chance_beyond_limit": worse.beyond,
-            "other_way": {"slowdown": other.slowdown, "lower": other.lower, "upper": other.upper},
+            "other_way": slower(other) if math.isfinite(other.slowdown) else other.basis.value,
             "memory_of_both": worse.memory,
         },
         needs=sharing.needs,

@@ -7,6 +7,7 @@ import streamlit as st
 from analyzer.findings import Finding, Role, Verdict
 from dashboard.app_parts import charts, loaders, page
 from dashboard.views import contention
+from dashboard.views.findings import Claims
 from dashboard.views.names import card_names, named
 from dashboard.views.reading import Look
 from dashboard.views.text import NO_DATA, escaped, plural, stamp
@@ -63,10 +64,7 @@ def _detail(look: Look, finding: Finding, names: dict[str, str]) -> None:
         st.caption(f"finding {finding.id}, code {finding.code}; `trimtab explain {finding.code}` says how it is made")
 
 
-span, seen = page.start("Contention", "Slices that slow each other on the same card, and how sure that is.")
-if seen is not None:
-    claims = loaders.claims(span)
-    names = card_names(loaders.facts(seen.window))
+def _pairs(look: Look, claims: Claims, names: dict[str, str]) -> None:
     found = claims.of("TT10")
     counts = {v: sum(f.verdict is v for f in found) for v in Verdict}
     with st.container(horizontal=True):
@@ -81,7 +79,7 @@ if seen is not None:
     st.caption(f"Analysed up to {stamp(claims.as_of)} UTC, {plural(len(found), 'pair')}{hidden}")
     if not found:
         page.empty("No two slices that share a card could be compared in this range.")
-        st.stop()
+        return
     worth = [Verdict.HOLDS, Verdict.SUSPECTED] if counts[Verdict.HOLDS] + counts[Verdict.SUSPECTED] else list(Verdict)
     verdicts = st.pills(
         "Verdicts",
@@ -93,7 +91,7 @@ if seen is not None:
     shown = [f for f in found if f.verdict.value in (verdicts or [])]
     if not shown:
         page.empty("No pair has such a verdict.", icon=":material/filter_alt_off:")
-        st.stop()
+        return
     table = contention.pairs(shown, names)
     left, right = st.columns([3, 2], gap="large")
     with left:
@@ -115,4 +113,29 @@ if seen is not None:
         )
     picked = event["selection"]["rows"][:1]
     chosen = shown[picked[0]] if picked and picked[0] < len(shown) else shown[0]
-    _detail(seen, chosen, names)
+    _detail(look, chosen, names)
+
+
+def _apart(claims: Claims, names: dict[str, str]) -> None:
+    """List who must not share a card, seen together or not."""
+    st.subheader("Who must not share a card", anchor=False)
+    told = claims.of("TT111")
+    apart = [f for f in told if f.verdict in {Verdict.HOLDS, Verdict.SUSPECTED}]
+    together = sum(f.verdict is Verdict.NO_EFFECT for f in told)
+    open_ = sum(f.verdict is Verdict.CANNOT_TELL for f in told)
+    st.caption(
+        "Told from what each uses alone and from the pairs measured. "
+        f"{plural(together, 'pair')} may share, of {plural(open_, 'pair')} it cannot be told; "
+        "`trimtab analyze contention --all` lists them."
+    )
+    if not apart:
+        page.empty("No two workloads are known that must not share a card.")
+    page.list_findings(apart, names, "trimtab analyze contention")
+
+
+span, seen = page.start("Contention", "Slices that slow each other on the same card, and how sure that is.")
+if seen is not None:
+    recorded = loaders.claims(span)
+    cards = card_names(loaders.facts(seen.window))
+    _pairs(seen, recorded, cards)
+    _apart(recorded, cards)

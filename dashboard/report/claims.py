@@ -205,7 +205,8 @@ def claims_table(claims: Sequence[Claim], caption: str = "") -> Table:
 def fights_section(claims: Claims) -> Section:
     """Show pairs: who slows whom on which card, by how much, through what, and how sure that is."""
     blocks: list[Block] = []
-    pairs = [claim for claim in claims.fights if claim.victim]
+    pairs = claims.pairs
+    apart = [claim for claim in claims.fights if claim.code == "TT111"]
     costs = [claim for claim in claims.fights if not claim.victim]
     if pairs:
         sizes = [size for c in pairs for size in (c.effect_value, c.effect_upper) if not math.isnan(size)]
@@ -229,7 +230,9 @@ def fights_section(claims: Claims) -> Section:
         blocks.append(Note("No two slices of one card are known to disturb each other.", "good"))
     if costs:
         blocks.append(claims_table(costs, "Workloads that lose too much by sharing, with whomever"))
-    undecided = sum(count for code, count in claims.undecided.items() if code.startswith("TT1"))
+    if apart:
+        blocks.append(claims_table(apart, "Who must not share a card, met or not"))
+    undecided = sum(count for code, count in claims.undecided.items() if code.startswith("TT10"))
     if undecided:
         text_ = f"For {plural(undecided, 'more pair')} it cannot be told; trimtab analyze contention --all says why."
         blocks.append(Note(text_))

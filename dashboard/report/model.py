@@ -190,6 +190,11 @@ class Claims:
     idle_suppressions: tuple[str, ...] = ()
     rooms: tuple[Room, ...] = ()
 
+    @property
+    def pairs(self) -> tuple[Claim, ...]:
+        """Fights that took place, each of a victim and a suspect; what would happen to others is a prediction."""
+        return tuple(c for c in self.fights if c.victim and c.code != "TT111")
+
 
 @dataclass(frozen=True, slots=True)
 class ForecastLine:

@@ -57,7 +57,7 @@ def _tiles(report: Report) -> tuple[Tile, ...]:
     judged = [s for s in report.services if not math.isnan(s.kept_ratio)]
     windows = sum(s.windows for s in judged)
     kept = sum(s.kept_ratio * s.windows for s in judged) / windows if windows else math.nan
-    pairs = sum(claim.verdict == "holds" for claim in report.claims.fights)
+    pairs = sum(claim.verdict == "holds" for claim in report.claims.pairs)
     waits = [q.wait_p50_seconds for q in report.queues if not math.isnan(q.wait_p50_seconds)]
     per_useful = report.energy.per_useful_sm_second_joules
     metered = f"by the meters of {plural(report.energy.cards_metered, 'card')}"

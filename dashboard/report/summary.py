@@ -25,7 +25,7 @@ def summarise(ledger: LedgerPart, services: Sequence[Service], claims: Claims, q
     if ledger.ratio("stranded") >= _WORTH_SAYING:
         parts.append(f"{percent(ledger.ratio('stranded'))} lay in pieces that no request fits")
     parts += _promises(services)
-    victims = {claim.victim for claim in claims.fights if claim.verdict == "holds"}
+    victims = {claim.victim for claim in claims.pairs if claim.verdict == "holds"}
     if victims:
         parts.append(f"{plural(len(victims), 'workload')} suffered from a neighbour on the same card")
     waits = [q.wait_p95_seconds for q in queues if not math.isnan(q.wait_p95_seconds)]

@@ -157,7 +157,7 @@ def _miss(names: Sequence[str]) -> str:
 
 
 def _open_claims(findings: Sequence[Finding]) -> list[Problem]:
-    pairs = [f for f in findings if f.code.startswith("TT1") and f.verdict is Verdict.HOLDS]
+    pairs = [f for f in findings if f.code.startswith("TT10") and f.verdict is Verdict.HOLDS]
     found = []
     if pairs:
         worst = percent(max(effect_size(f) for f in pairs))

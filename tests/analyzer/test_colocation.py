@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analyzer.census import measure_subjects, take_census
-from analyzer.colocation import DRAM, MEMORY, SM, Basis, MeasuredPair, PairForecast, Solo, predict, rank, share
+from analyzer.colocation import DRAM, MEMORY, SM, Basis, MeasuredPair, PairForecast, Solo, predict, rank, share, slower
 from analyzer.colocation_detector import ColocationDetector
 from analyzer.conformance import DetectorConformance
 from analyzer.findings import Effect, Finding, Role, SubjectRef, Verdict, make_finding
@@ -172,6 +172,14 @@ def test_laws(seen: list[tuple[int, int, float]], limit: float) -> None:
     assert all(math.isnan(value) for value in order[len(decided) :])
 
 
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [((1.31, 1.2, 1.4, 0.9), "31% slower (20% to 40%)"), ((0.996, 0.84, 1.004, 0.0), "not slower (-16% to 0%)")],
+)
+def test_a_size_in_words(numbers: tuple[float, float, float, float], words: str) -> None:
+    assert slower(forecast("a", "b", numbers)) == f"{words}; both were measured with others"
+
+
 def test_nothing_asked_nothing_told() -> None:
     assert predict([], [MeasuredPair("a", "b", CARD, 2.0)], [], limit=LIMIT) == []
 
@@ -284,6 +292,7 @@ def test_two_that_do_not_fit_together(make_node: MakeNode) -> None:
     (pair,) = [f for f in found if {s.workload for s in f.subjects} == {"a", "b"}]
     assert (pair.verdict, pair.channel) == (Verdict.HOLDS, "memory")
     assert "150%" in pair.claim
+    assert pair.effect is None  # they cannot run together: nothing is slower
 
 
 def test_who_met_and_is_unknown_is_said_and_counted(make_node: MakeNode) -> None:

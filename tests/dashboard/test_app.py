@@ -129,6 +129,8 @@ def test_contention_shows_what_the_tuner_found(world: Path) -> None:
     counts = metrics(app)
     assert sum(int(v) for v in counts.values()) > 0
     assert "How this could be wrong" in said(app)
+    assert "Who must not share a card" in [heading.value for heading in app.subheader]
+    assert "may share, of" in said(app)
 
 
 def test_fragmentation_draws_the_cut_cards(world: Path) -> None:

@@ -298,7 +298,7 @@ def test_findings_pauses_and_blocked_rollbacks_are_problems(store: FrameStore, s
     found = _problems(
         store,
         seen,
-        findings=(_pair(0.2), _pair(0.4, suspect="other"), _health()),
+        findings=(_pair(0.2), _pair(0.4, suspect="other"), replace(_pair(2.0), code="TT111"), _health()),
         changes=(_record(state=ChangeState.ROLLBACK_BLOCKED), _record()),
         pause=killswitch.Pause(Freeze.ALL, "ann", "storm"),
     )

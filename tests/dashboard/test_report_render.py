@@ -18,10 +18,10 @@ from dashboard.report.markdown import render_markdown
 from dashboard.report.model import ChangesPart, Claims, EnergyPart, ForecastPart, QualityPart, Report
 from dashboard.report.page import make_page
 from dashboard.report.summary import summarise
-from dashboard.report.view import Page
+from dashboard.report.view import Page, Table
 from dashboard.report.words import amount, energy, share
 from dashboard.report.write import to_json
-from tests.dashboard.report_model import MARKUP, SCRIPT, TURNED, report
+from tests.dashboard.report_model import MARKUP, SCRIPT, TURNED, claim, report
 
 GOLDEN = Path(__file__).parent / "golden" / "report_shape.json"
 VOID = {"meta", "br", "link", "img", "hr"}
@@ -225,6 +225,23 @@ def test_a_report_about_nothing_says_so_part_by_part() -> None:
         assert said in text
     assert "| useful work | no data |" in text
     assert "nan" not in text
+
+
+def test_a_prediction_is_no_pair_that_fought() -> None:
+    """TT111 speaks also of workloads that never met: neither counted nor drawn among the pairs."""
+    whole = report()
+    fought = [claim("TT101", who="team/noisy", victim="team/hurt")]
+    predicted = claim("TT111", claim="a and b must not share a card", who="team/a", victim="team/b", effect_value=45.0)
+    told = dataclasses.replace(whole.claims, fights=(*fought, predicted))
+    sentence = summarise(whole.ledger, whole.services, told, whole.queues)
+    assert "1 workload suffered from a neighbour" in sentence
+    page = make_page(dataclasses.replace(whole, claims=told))
+    (section,) = [s for s in page.sections if s.id == "fights"]
+    pairs, apart = [block for block in section.blocks if isinstance(block, Table)]
+    assert [row[:2] for row in pairs.rows] == [("team/noisy", "team/hurt")]
+    assert [row[2] for row in apart.rows] == ["a and b must not share a card"]
+    alone = dataclasses.replace(whole.claims, fights=(predicted,))
+    assert "suffered" not in summarise(whole.ledger, whole.services, alone, whole.queues)
 
 
 def test_work_without_a_unit_is_not_called_useless() -> None:

@@ -113,6 +113,19 @@ def test_detectors_are_loaded_by_what_they_can_say() -> None:
     assert load_detectors(AnalyzeSettings(ignore=("TT",))) == {}
 
 
+@pytest.mark.parametrize("chosen", [AnalyzeSettings(select=("TT111",)), AnalyzeSettings(ignore=("TT10",))])
+def test_what_a_detector_rests_on_is_measured_though_it_is_not_told(
+    store: FrameStore, window: Window, chosen: AnalyzeSettings
+) -> None:
+    detectors = load_detectors(chosen)
+    assert {"colocation", "contention"} <= set(detectors)
+    assert set(load_detectors(ALL, ("colocation",))) == {"colocation", "contention"}
+    told = run_analysis(store, window, interval_seconds=60.0, settings=chosen, detectors=detectors)
+    codes = {f.code for f in told.findings} | {w.code for w in told.withheld} | set(told.census.to_json()["codes"])
+    assert "TT111" in codes
+    assert "TT101" not in codes
+
+
 def test_an_empty_store_gives_an_empty_answer(window: Window) -> None:
     empty = analyse(FrameStore.of_batches([]), window)
     assert (empty.findings, empty.withheld, empty.declarations, empty.simulated) == ((), (), {}, False)

@@ -87,6 +87,8 @@ class Analysis:
 def load_detectors(settings: AnalyzeSettings, families: Sequence[str] = ()) -> dict[str, Detector]:
     """Return the detectors by plug-in name that can give a code which is selected and not ignored.
 
+    With them come those whose findings they rest on, whatever is selected; these findings are not told then.
+
     Args:
         settings: `select` and `ignore` (codes or prefixes).
         families: plug-in names to keep; empty: all.
@@ -94,10 +96,14 @@ def load_detectors(settings: AnalyzeSettings, families: Sequence[str] = ()) -> d
     detectors: dict[str, Detector] = {}
     for name in plugin_names(DETECTOR_GROUP):
         factory = load_plugin(DETECTOR_GROUP, name)
-        detector: Detector = factory(settings) if signature(factory).parameters else factory()
-        if (not families or name in families) and any(_wanted(c, settings) for c in detector.codes):
-            detectors[name] = detector
-    return detectors
+        detectors[name] = factory(settings) if signature(factory).parameters else factory()
+    chosen = {
+        name
+        for name, detector in detectors.items()
+        if (not families or name in families) and any(_wanted(c, settings) for c in detector.codes)
+    }
+    read = {code for name in chosen for code in _reads(detectors[name])}
+    return {name: d for name, d in detectors.items() if name in chosen or read.intersection(d.codes)}
 
 
 def _wanted(code: str, settings: AnalyzeSettings) -> bool:
