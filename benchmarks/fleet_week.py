@@ -280,7 +280,8 @@ def measure(cards: int) -> dict[str, Any]:
     seconds: dict[str, float] = defaultdict(float)
     detectors = {name: Timed(name, detector, seconds) for name, detector in load_detectors(settings).items()}
     start = time.process_time()
-    findings = find(fleet, fleet.window, interval_seconds=60.0, settings=settings, detectors=detectors)  # type: ignore[arg-type]
+    options = {"interval_seconds": 60.0, "settings": settings, "detectors": detectors}
+    findings = find(fleet, fleet.window, pd.DataFrame(), **options)  # type: ignore[arg-type]
     total = time.process_time() - start - fleet.making_seconds
     seconds["reading, joining"] = total - sum(seconds.values())
     return {

@@ -27,7 +27,8 @@ from analyzer.contention.experiment import (
 from analyzer.contention.pairs import Place, measure_card
 from analyzer.contention.record import THROTTLE, PairMeasure
 from analyzer.contention.series import cards
-from analyzer.contention.verdict import Judgement, benjamini_hochberg, describe, judge, risk
+from analyzer.contention.verdict import Judgement, benjamini_hochberg, judge, risk
+from analyzer.contention.words import describe
 from analyzer.evidence import SampleWindows, alike, sample_windows
 from analyzer.facts import Key
 from analyzer.findings import Effect, Finding, Role, SubjectRef, Verdict, make_finding, plain
@@ -234,7 +235,7 @@ def _finding(pair: PairMeasure, q: float, judgement: Judgement, context: Context
         judgement.verdict,
         subjects,
         context.window,
-        claim=describe(pair, judgement),
+        claim=describe(pair, judgement, context.window.start, context.interval_seconds),
         risk=risk(pair),
         confidence=judgement.confidence,
         coverage=pair.coverage,

@@ -10,10 +10,10 @@ from datetime import datetime, timedelta
 
 import pandas as pd
 
-from analyzer.contention.channel import CHANNEL_WORDS
 from analyzer.contention.probe import ProbeResult
 from analyzer.contention.record import PairMeasure
 from analyzer.contention.verdict import Judgement, benjamini_hochberg
+from analyzer.contention.words import names, slower, through
 from analyzer.facts import to_float
 from analyzer.findings import Verdict, plain
 from collector.batch import Fact, Subject
@@ -114,7 +114,9 @@ def judge_experiment(
         return Judgement(Verdict.HOLDS, by, (), 1.0 - experiment.q)
     halved = result.lower < effect_floor and result.upper < 0.5 * watched
     if result.upper < _EXCLUDED or halved:
-        return Judgement(Verdict.NO_EFFECT, f"at most {max(result.upper, 0.0):.0%} at full swing, {by}", (), 0.95)
+        return Judgement(
+            Verdict.NO_EFFECT, f"at most {max(result.upper, 0.0):.0%} slower while it is busiest, {by}", (), 0.95
+        )
     return None
 
 
@@ -135,13 +137,10 @@ def with_experiment(pair: PairMeasure, experiment: Experiment) -> PairMeasure:
 
 def describe_experiment(pair: PairMeasure, judgement: Judgement) -> str:
     """Return the sentence that an operator reads of a pair that a probe decided."""
-    victim, suspect = pair.victim_workload or pair.victim, pair.suspect_workload or pair.suspect
     if judgement.verdict is Verdict.NO_EFFECT:
+        victim, suspect = names(pair)
         return f"{victim} on {pair.gpu} is not slowed by {suspect}: {judgement.reason}"
-    through = f", through {CHANNEL_WORDS[pair.channel]}" if pair.channel else ""
-    return (
-        f"{victim} on {pair.gpu} is {pair.effect:.0%} slower when {suspect} is busy{through}; shown {judgement.reason}"
-    )
+    return f"{slower(pair)}{through(pair)}; shown {judgement.reason}"
 
 
 RISK = "it was shown for the load of those hours; what throttling does beside slowing the suspect would look the same"

@@ -10,6 +10,7 @@ from analyzer.contention.design import Design
 from analyzer.contention.record import THROTTLE
 from analyzer.contention.series import MIN_SAMPLES, Bools, Floats, Lane, swing_of
 from analyzer.contention.vetoes import episodes
+from collector.words import plural
 
 MIN_SWING = 0.02
 _MIN_RELATIVE_SWING = 0.1
@@ -64,9 +65,9 @@ class Meeting:
     def objection(self, coverage_floor: float) -> tuple[str, str] | None:
         """Say why this cannot be tested and what would help, or None."""
         if self.overlap < MIN_SAMPLES:
-            return f"the two shared the card for {self.overlap} samples", "a longer time together"
+            return f"the two were there together for {plural(self.overlap, 'sample')} alone", "a longer time together"
         if self.suspect_coverage < THIN * coverage_floor:
-            return f"only {self.suspect_coverage:.0%} of the suspect's samples are there", "a source without gaps"
+            return f"only {self.suspect_coverage:.0%} of the samples of the suspect are there", "a source without gaps"
         if self.high < MIN_SWING:
             return f"the suspect is idle (at most {self.high:.1%} of the card)", "a time in which the suspect works"
         if self.swing < self.needed_swing:

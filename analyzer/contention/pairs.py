@@ -99,17 +99,22 @@ def met(left: Lane, right: Lane) -> bool:
     return any(a[0] <= b[1] and b[0] <= a[1] for a in left.lives for b in right.lives)
 
 
+def first_met(left: Lane, right: Lane) -> int:
+    """Return the first sample in which both lanes were on their cards; they met."""
+    return min(max(a[0], b[0]) for a in left.lives for b in right.lives if a[0] <= b[1] and b[0] <= a[1])
+
+
 def measure_victim(
     card: Card, victim: Lane, suspects: list[Lane], place: Place, beside: Sequence[Lane] = ()
 ) -> list[PairMeasure]:
     """Measure one victim against its suspects; what the lanes `beside` do is taken out, and they are not suspected."""
     if victim.cost is None:
-        reason = "the victim tells no time per unit of work"
+        reason = "nothing tells how long the victim takes for its work"
         needs = "step time, latency, request counts or pipe activity of the victim"
         return [PairMeasure(**_names(card, victim, s, place), untested=reason, needs=needs) for s in suspects]
     coverage = _coverage(victim, victim.cost)
     if coverage < THIN * place.coverage_floor:
-        reason = f"only {coverage:.0%} of the victim's samples are there"
+        reason = f"only {coverage:.0%} of the samples of the victim are there"
         return [
             PairMeasure(
                 **_names(card, victim, s, place), untested=reason, needs="a source without gaps", coverage=coverage
@@ -188,8 +193,8 @@ def _measure_pair(card: Card, design: Design, suspect: Lane, place: Place, victi
     found = _names(card, design.victim, suspect, place)
     found |= {"cost": design.cost.name, "cost_trust": design.cost.trust}
     if suspect.activity is None:
-        reason = "nothing tells the suspect's activity"
-        return PairMeasure(**found, untested=reason, needs="activity of the suspect's slice")
+        reason = "nothing tells how busy the suspect is"
+        return PairMeasure(**found, untested=reason, needs="a counter of its slice")
     meeting = Meeting.of(design, suspect, suspect.activity.values, victim_coverage)
     found |= {
         "activity": suspect.activity.name,
@@ -197,6 +202,7 @@ def _measure_pair(card: Card, design: Design, suspect: Lane, place: Place, victi
         "coverage": meeting.coverage,
         "swing": meeting.swing,
         "episodes": float(meeting.episodes),
+        "first_met": float(first_met(design.victim, suspect)),
     }
     objection = meeting.objection(place.coverage_floor)
     if objection is not None:
@@ -208,7 +214,9 @@ def _measure_pair(card: Card, design: Design, suspect: Lane, place: Place, victi
         return PairMeasure(**found, untested=objection[0], needs=objection[1])
     test = regression.test(design)
     if test is None:
-        return PairMeasure(**found, untested="too few samples beside the controls", needs="a longer window")
+        return PairMeasure(
+            **found, untested="too few samples for all that must be taken out first", needs="a longer window"
+        )
     effect, lower, upper = _effect(regression.outcome, regression.shapes[test.shape], test.lag, meeting.swing)
     found |= {
         "samples": float(regression.rows.sum()),
@@ -234,20 +242,23 @@ def _no_trial(meeting: Meeting, regression: _Regression, interval_seconds: float
     moves = regression.shapes[0][meeting.known]
     low, high = swing_of(moves)
     if high - low < _KEPT_SWING * meeting.needed_swing:
-        reason = "the suspect's activity is all explained by load, hour, clock and other co-runners"
-        return reason, f"a change of the suspect at another hour, or {THROTTLE}"
+        reason = "load, hour, clock and other slices foretell all that the suspect does: nothing is left to compare"
+        return reason, f"a start or stop of the suspect at another hour, or {THROTTLE}"
     if meeting.episodes < 2:
         # A smooth suspect may have one daily wave and yet many movements of its own beside it; a step has not.
         stepped = two_states(meeting.activity) > TWO_STATES
         if stepped or episodes(moves, low, high) < _OWN_EPISODES:
-            reason = "the suspect rose only once: it would rest on a single event"
+            reason = "the suspect became busy only once: a mere coincidence would look the same"
             return reason, f"a second start of the suspect, or {THROTTLE}"
     hour = round(_HOUR_SECONDS / interval_seconds)
     own = regression.shapes[0]
     if own.size * interval_seconds < _HOURS_TO_LEARN * _HOUR_SECONDS and 0 < hour < own.size:
         repeats = correlation(own[:-hour], own[hour:], MIN_SAMPLES)
         if repeats > _BY_THE_CLOCK:
-            return "the suspect runs by the clock, as other jobs may", f"a window of {_HOURS_TO_LEARN} hours or more"
+            return (
+                "the suspect runs by the clock, as other jobs may that nobody sees",
+                f"a window of {_HOURS_TO_LEARN} hours or more",
+            )
     return None
 
 

@@ -13,7 +13,8 @@ class PairMeasure:
     """One directed pair. Numbers are NaN where they were not computed; `untested` says why p is.
 
     `suspect_gpu` and `pressure` (the channels that are full) are told of pairs across cards alone (TT102). `needs` is
-    what would decide an untested pair. Effects are ratios at the suspect's full (2 to 98 %) swing.
+    what would decide an untested pair, `first_met` the sample of the window in which both were there first. Effects are
+    ratios at the suspect's full (2 to 98 %) swing.
     """
 
     cluster: str
@@ -41,6 +42,7 @@ class PairMeasure:
     controls: str = ""
     swing: float = math.nan
     episodes: float = math.nan
+    first_met: float = math.nan
     p: float = math.nan
     z: float = math.nan
     correlation: float = math.nan

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analyzer.contention.channel import CHANNEL_WORDS
 from analyzer.contention.direction import TWO_STATES
 from analyzer.contention.record import PairMeasure
 from analyzer.contention.series import Floats
@@ -69,7 +68,9 @@ def judge(pair: PairMeasure, q: float, *, fdr: float, effect_floor: float, cover
         return _no(refuted, pair)
     if pair.influence_z < _INFLUENCE_Z:
         needs = ("a second start or stop of the suspect", "a short throttle of the suspect")
-        return Judgement(Verdict.CANNOT_TELL, "it rests on a single event", needs, 0.0)
+        return Judgement(
+            Verdict.CANNOT_TELL, "nearly all of it comes from one stretch of time, which may be chance", needs, 0.0
+        )
     doubt, reason = _doubt(pair, effect_floor, coverage_floor)
     if doubt:
         return Judgement(Verdict.SUSPECTED, doubt, (reason, "a short throttle of the suspect"), 0.5 * _trust(pair))
@@ -79,11 +80,11 @@ def judge(pair: PairMeasure, q: float, *, fdr: float, effect_floor: float, cover
 def _refutation(pair: PairMeasure, effect_floor: float) -> str:
     """Say what else explains a significant pair, or nothing."""
     if pair.effect < effect_floor:
-        return "the slow-down is below what is worth a word"
+        return f"at most {max(pair.effect, 0.0):.1%} slower while the suspect is busiest, too little to matter"
     if pair.lead_z > max(_LEAD_Z, pair.lag_z, pair.same_z):
-        return "the suspect follows the victim, not the other way round"
+        return "the suspect becomes busy after the victim was slow, not the other way round"
     if pair.rival:
-        return f"{pair.rival} moves with the suspect and explains it better"
+        return f"{pair.rival} is busy at the same times and explains it better"
     return ""
 
 
@@ -92,36 +93,23 @@ def _doubt(pair: PairMeasure, effect_floor: float, coverage_floor: float) -> tup
     if pair.coverage < coverage_floor:
         return f"only {pair.coverage:.0%} of the samples are there", "a source without gaps"
     if not pair.channel:
-        walls = f"none of what they share ({pair.pressure})" if pair.pressure else "no resource that MIG leaves shared"
+        walls = (
+            f"nothing that they share and that is full ({pair.pressure})"
+            if pair.pressure
+            else "nothing that MIG leaves shared"
+        )
         return f"{walls} explains it", "PCIe, NVLink and host counters of both"
     if pair.twins:
         return (
-            f"{pair.twins} runs whenever it runs: which of them does it cannot be told",
+            f"{pair.twins} always runs at the same times: it may be either of them",
             "a run of one without the other",
         )
     forward, reason = _direction(pair)
     if not forward:
         return reason, "a scheduled start or stop of the suspect"
     if pair.effect_lower < effect_floor:
-        return "the slow-down may be too small to matter", "a longer window"
+        return "it may be too small to matter", "a longer window"
     return "", reason
-
-
-def describe(pair: PairMeasure, judgement: Judgement) -> str:
-    """Return the sentence that an operator reads."""
-    victim = pair.victim_workload or pair.victim
-    suspect = pair.suspect_workload or pair.suspect
-    if pair.suspect_gpu:
-        suspect += f" on {pair.suspect_gpu}"
-    where = f"{victim} on {pair.gpu}"
-    if judgement.verdict is Verdict.HOLDS:
-        through = f", through {CHANNEL_WORDS[pair.channel]}" if pair.channel else ""
-        return f"{where} is {pair.effect:.0%} slower when {suspect} is busy{through}"
-    if judgement.verdict is Verdict.SUSPECTED:
-        return f"{where} is {pair.effect:.0%} slower when {suspect} is busy, but {judgement.reason}"
-    if judgement.verdict is Verdict.NO_EFFECT:
-        return f"{where} is not slowed by {suspect}: {judgement.reason}"
-    return f"whether {suspect} slows {where} cannot be told: {judgement.reason}"
 
 
 def risk(pair: PairMeasure) -> str:
@@ -140,9 +128,10 @@ def risk(pair: PairMeasure) -> str:
 
 def _nothing_seen(pair: PairMeasure) -> Judgement:
     if pair.effect_upper > _BLIND:
-        reason = f"too noisy: a slow-down of {pair.effect_upper:.0%} is not excluded"
+        hidden = f"{pair.effect_upper:.0%} slower" if pair.effect_upper < 1.0 else "twice as slow"
+        reason = f"the victim varies too much by itself: {hidden} would not show"
         return Judgement(Verdict.CANNOT_TELL, reason, ("a longer window", "a finer latency signal"), 0.0)
-    return _no(f"at most {max(pair.effect_upper, 0.0):.0%} at full swing", pair)
+    return _no(f"at most {max(pair.effect_upper, 0.0):.0%} slower while the suspect is busiest", pair)
 
 
 def _no(reason: str, pair: PairMeasure) -> Judgement:
@@ -154,16 +143,16 @@ def _direction(pair: PairMeasure) -> tuple[bool, str]:
     late = pair.lag_z > max(_TIME_Z, pair.lead_z) and pair.lag_z > 1.5 * abs(pair.same_z)
     own = _own_rhythm(pair)
     looks = (
-        (late and pair.lag_seconds > 0, True, "the victim follows the suspect in time"),
+        (late and pair.lag_seconds > 0, True, "the victim becomes slow after the suspect became busy"),
         (
             pair.foresight_z > _FORESIGHT_Z,
             False,
-            "the victim was slow before the suspect rose: the suspect may be reacting to it",
+            "the victim was slow shortly before already: the suspect may be busy because of it",
         ),
         (
             bool(pair.suspect_serves) and pair.dose_z < _DOSE_Z,
             False,
-            "the suspect serves requests, and more of them may come because the victim is slow",
+            "the suspect serves requests, and more of them may come because the victim is slow (retries)",
         ),
         (
             bool(own) and _apart(pair),
@@ -173,21 +162,21 @@ def _direction(pair: PairMeasure) -> tuple[bool, str]:
         (
             pair.rhythm_z < -_RHYTHM_Z,
             False,
-            "the suspect's activity carries the memory of the victim's noise: it may be reacting to it",
+            "the suspect comes and goes just as the slow spells of the victim do: it may be busy because of them",
         ),
         (
             pair.rhythm_z > _RHYTHM_Z,
             True,
-            "the victim takes on the suspect's rhythm, not the other way round",
+            "the victim takes on the rhythm of the suspect, not the other way round",
         ),
         (bool(own), True, own),
         (
             pair.shape_z < -_SHAPE_Z,
             False,
-            "the suspect may be reacting to the victim within the same sample",
+            "both begin within the same sample, and the suspect may be busy because the victim is slow",
         ),
     )
-    undecided = (False, "who moves whom cannot be told within the same sample")
+    undecided = (False, "both begin within the same sample, and which of them comes first cannot be told")
     return next(((forward, reason) for seen, forward, reason in looks if seen), undecided)
 
 
@@ -204,7 +193,7 @@ def _own_rhythm(pair: PairMeasure) -> str:
     if pair.states > TWO_STATES and pair.state_z > _STATE_Z and shares:
         return "the victim slows and recovers as the suspect starts and stops"
     if min(pair.shape_z, pair.own_z) > _SHAPE_Z:
-        return "the suspect has a rhythm of its own that the victim's noise does not explain"
+        return "the suspect has a rhythm of its own, which the slow spells of the victim do not explain"
     return ""
 
 

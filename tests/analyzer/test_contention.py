@@ -109,7 +109,11 @@ def test_a_claim_carries_numbers_that_a_person_can_check() -> None:
     assert finding is not None
     assert finding.effect is not None
     assert finding.effect.lower < planted < finding.effect.upper or abs(finding.effect.value - planted) < 0.03
-    assert finding.claim.startswith(f"v on GPU-true_burst-0 is {finding.effect.value:.0%} slower when a is busy")
+    size = f"{finding.effect.value:.0%} slower ({finding.effect.lower:.0%} to {finding.effect.upper:.0%})"
+    assert finding.claim.startswith(
+        f"ns/v on GPU-true_burst-0 is {size} while ns/a is busy, 63 times since 2026-03-02 "
+    )
+    assert finding.claim.endswith("; move one of them to another card, or lower the share of ns/a")
     assert finding.p is not None
     assert finding.q is not None
     assert finding.p <= finding.q < 0.05
@@ -167,7 +171,7 @@ def test_poor_coverage_withholds() -> None:
     rows.loc[victim, "latency_p50_seconds"] = np.nan
     conclusion = conclude(replace(part, slice=rows))
     assert said(conclusion) == "withheld"
-    assert any("of the victim's samples are there" in entry.reason for entry in conclusion.withheld)
+    assert any("of the samples of the victim are there" in entry.reason for entry in conclusion.withheld)
 
 
 def test_a_suspect_with_gaps_withholds() -> None:
@@ -176,7 +180,7 @@ def test_a_suspect_with_gaps_withholds() -> None:
     rng = np.random.default_rng(1)
     rows.loc[(rows["workload"] == "a") & (rng.random(len(rows)) < 0.8), "sm_active_ratio"] = np.nan
     conclusion = conclude(replace(part, slice=rows))
-    assert any("of the suspect's samples are there" in entry.reason for entry in conclusion.withheld)
+    assert any("of the samples of the suspect are there" in entry.reason for entry in conclusion.withheld)
 
 
 def test_below_the_coverage_floor_nothing_holds() -> None:
@@ -210,8 +214,8 @@ def test_missing_signals_are_named() -> None:
     rows.loc[rows["workload"] == "v", told] = np.nan
     rows.loc[rows["workload"] == "a", ["sm_active_ratio"]] = np.nan
     reasons = [entry.reason for entry in conclude(replace(part, slice=rows)).withheld]
-    assert any("no time per unit of work" in reason for reason in reasons)
-    assert any("nothing tells the suspect's activity" in reason for reason in reasons)
+    assert any("nothing tells how long the victim takes" in reason for reason in reasons)
+    assert any("nothing tells how busy the suspect is" in reason for reason in reasons)
 
 
 def test_too_short_a_time_together_cannot_be_told() -> None:
@@ -220,7 +224,7 @@ def test_too_short_a_time_together_cannot_be_told() -> None:
     end = part.window.start + timedelta(minutes=20)
     rows = rows[(rows["workload"] != "a") | (rows["time"] < end)]
     reasons = [entry.reason for entry in conclude(replace(part, slice=rows)).withheld]
-    assert any("shared the card for" in reason for reason in reasons)
+    assert any("were there together for" in reason for reason in reasons)
 
 
 def test_holders_that_never_met_are_no_pair() -> None:
@@ -366,7 +370,7 @@ def test_two_that_always_run_together_are_named_together() -> None:
     finding = pair(conclusion)
     assert finding is not None
     assert finding.verdict.value == "suspected"
-    assert "b runs whenever it runs" in finding.claim
+    assert "b always runs at the same times" in finding.claim
     assert said(conclusion, "v", "b") == "suspected"
 
 

@@ -67,7 +67,8 @@ def test_a_full_link_carries_the_harm_to_another_card() -> None:
     assert finding.subject(Role.SUSPECT).slice == "ns/a-0/main/0"
     assert finding.channel == "pcie"
     assert finding.evidence["pressure"] == "pcie"
-    assert "a on GPU-second is busy, through PCIe" in finding.claim
+    assert "while ns/a on GPU-second is busy, 19 times since" in finding.claim
+    assert "through PCIe; move one of them to another node" in finding.claim
 
 
 def test_a_full_link_alone_accuses_nobody() -> None:

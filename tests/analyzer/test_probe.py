@@ -272,7 +272,7 @@ def test_what_watching_left_open_holds_by_experiment() -> None:
 def test_what_watching_left_open_is_cleared_by_experiment() -> None:
     finding = decided(CLEARED)
     assert finding.verdict is Verdict.NO_EFFECT
-    assert "at most 4% at full swing, by experiment" in finding.claim
+    assert "at most 4% slower while it is busiest, by experiment" in finding.claim
 
 
 def test_a_trial_that_decided_nothing_leaves_the_verdict_and_is_told() -> None:
