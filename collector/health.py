@@ -23,6 +23,7 @@ from collector.targets import Arrangement
 Floats = NDArray[np.float64]
 
 _LEAST_SKEW_SECONDS = 2.0  # an answer's date has whole seconds
+_GONE_SECONDS, _GONE_TURNS = 900.0, 3  # of absence, after which a target is none any more
 _MACHINES = 2  # changes of machine under one address before it is refused
 
 # What the driver's documentation calls fatal for the card, and what it calls an application's or a passing error.
@@ -43,6 +44,7 @@ def xid_severity(code: int) -> Severity:
 @dataclass(slots=True)
 class _TargetMemory:
     up: bool | None = None
+    seconds: float = math.nan  # since the epoch, when it was last among the targets
     skewed: bool = False
     hostnames: frozenset[str] = frozenset()
     uuids: frozenset[str] = frozenset()
@@ -93,6 +95,28 @@ class TargetWatch:
             report.event(report.target(target), "target_up", Severity.INFO, f"{mask_address(target.url)} answers again")
         memory.up = up
         return up
+
+    def forget_gone(self, there: set[str], longest_interval_seconds: float, report: Report) -> None:
+        """Forget targets that are none any more; one that was down is told of a last time.
+
+        One that fails again and again is asked every few minutes only, and is not among the targets in between.
+
+        Args:
+            there: keys of the targets of this poll, also of those that were not asked.
+            longest_interval_seconds: after how long any target is asked at the latest, by its own interval.
+            report: takes the events.
+        """
+        now = report.now.timestamp()
+        longest = max(longest_interval_seconds, self._context.interval_seconds)
+        for key, memory in list(self._targets.items()):
+            if key in there or math.isnan(memory.seconds):
+                memory.seconds = now
+            elif now - memory.seconds > max(_GONE_SECONDS, _GONE_TURNS * longest):
+                del self._targets[key]
+                if memory.up is False:
+                    place = mask_address(key)
+                    subject = Subject("node", report.cluster, "", object=place)
+                    report.event(subject, "target_gone", Severity.INFO, f"{place} was down, and is no target any more")
 
     def same_machine(self, target: TargetSettings, layout: Arrangement, report: Report) -> bool:
         """Say whether the answers come from one machine; an address that leads to a random one is refused."""

@@ -176,6 +176,8 @@ class Intake:
                 scrape.age_seconds = scrape.age_seconds or own_clock
                 if memory.layout.rejects:
                     report.reject_all(report.target(scrape.target), memory.layout.rejects)
+        there = {target_key(scrape.target) for scrape in scrapes}
+        self.watch.forget_gone(there, self.longest_interval_seconds(), report)
         return live
 
 

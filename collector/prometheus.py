@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from urllib.parse import urlsplit
 
 from collector.assemble import Assembler, Scrape
 from collector.batch import Batch
 from collector.clock import from_ms, grid_floor, to_ms
-from collector.errors import ConfigurationError
+from collector.errors import ConfigurationError, UnreachableError
 from collector.gathering import GatheringSource
 from collector.mappings import mapping_table
 from collector.masking import mask_address
 from collector.plugins import SourceContext
-from collector.prometheus_api import PrometheusApi, TooMuchError
-from collector.prometheus_cycles import cycles, gather_samples, renewed
+from collector.prometheus_api import Address, PrometheusApi, TooMuchError
+from collector.prometheus_cycles import cycles, gather_samples, renewed, strangers_down
 from collector.prometheus_roster import Roster, SharedAddress
 from collector.protocols import SourceDescription
 from collector.settings import SourceSettings
 
+_LOG = logging.getLogger(__name__)
+
 _REDISCOVER_POLLS = 15
 _RECENT = timedelta(hours=1)
+_PAST = timedelta(days=1)
 _UP = "up"
 # A chunk of a backfill: few cycles at first, then as long as it holds about so many samples (some 50 bytes each).
 _FIRST_CYCLES = 10
@@ -57,6 +61,7 @@ class PrometheusSource(GatheringSource):
         self._roster = Roster(mapping_table(context.mappings))
         self._names: tuple[str, ...] | None = None
         self._polls = 0
+        self._asked: set[Address] = set()
 
     def gather(self, now: datetime) -> list[Scrape]:
         """Read the newest sample of each series; one older than two intervals is stale and counts as absent.
@@ -67,17 +72,33 @@ class PrometheusSource(GatheringSource):
         if self._names is None or self._polls % _REDISCOVER_POLLS == 0:
             self._names = self.discover(now - _RECENT, now)
         self._polls += 1
+        # `up` is asked for first: a scrape that ends between two questions must not show in it alone.
         past = timedelta(seconds=2 * self._context.interval_seconds)
         start, end = now - past, now + timedelta(milliseconds=1)
-        samples = gather_samples(self._api.samples((*self._names, _UP), start, end), self._roster)
+        samples = gather_samples(self._api.samples((_UP, *self._names), start, end), self._roster)
+        self._learn_of_the_past(strangers_down(samples, self._roster), now)
         now_ms = to_ms(now)
         scrapes = []
         for _, said, newest in cycles(samples, self._roster, to_ms(start), to_ms(end) - to_ms(start)):
             for scrape, newest_ms in zip(said, newest.tolist(), strict=True):
                 scrape.age_seconds = max(now_ms - newest_ms, 0) / 1000.0
                 scrapes.append(scrape)
-        self._roster = renewed(self._roster, samples)
+        roster = renewed(self._roster, samples)
+        if roster is not self._roster:
+            self._roster, self._asked = roster, set()
         return sorted(scrapes, key=_address)
+
+    def _learn_of_the_past(self, down: Sequence[Address], now: datetime) -> None:
+        """Ask, once of each, whether targets that are down and were not seen yet ever told something of use."""
+        asked = [address for address in down if address not in self._asked]
+        if not asked:
+            return
+        self._asked.update(asked)
+        past = now - _PAST
+        try:
+            self._roster.know(self._api.told(self.discover(past, now), asked, past, now))
+        except UnreachableError as error:
+            _LOG.warning("which of %d targets that are down ever told anything is not known: %s", len(asked), error)
 
     def backfill(self, start: datetime, end: datetime) -> Iterator[Batch]:
         """Yield a batch for each instant of the grid in [start, end), oldest first.
@@ -89,7 +110,7 @@ class PrometheusSource(GatheringSource):
         Raises:
             UnreachableError: the server does not answer, or answers with an error.
         """
-        names = (*self.discover(start, end), _UP)
+        names = (_UP, *self.discover(start, end))
         assembler, roster = Assembler(self._context), Roster(self._roster.table)
         step = timedelta(seconds=self._context.interval_seconds)
         longest = max(_LONGEST_CHUNK // step, 1)
@@ -134,6 +155,10 @@ class PrometheusSource(GatheringSource):
     def shared_addresses(self) -> list[SharedAddress]:
         """Return, as the last poll showed, where several machines share one job and instance."""
         return self._roster.shared_addresses()
+
+    def strangers_down(self) -> list[str]:
+        """Return, as the last poll showed, which targets are down of which nothing is known: hardly any of ours."""
+        return sorted(self._roster.strangers_down)
 
     def close(self) -> None:
         """Close the connection."""

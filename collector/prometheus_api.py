@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -28,8 +29,12 @@ from collector.masking import mask_address
 from collector.prometheus_answer import BadAnswerError, RangeAnswer, read_range
 from collector.settings import SourceSettings
 
+T = TypeVar("T")
+Address = tuple[str, str]  # job and instance of a target
+
 MAX_BYTES = 64 * 2**20
 _NAMES_A_QUERY = 40
+_ADDRESSES_A_QUERY = 50
 _BORDER_SECONDS = 1
 _PAUSES_SECONDS = (0.2, 1.0)  # before the second and the third try
 _PASSING = (429, 502, 503, 504)
@@ -129,6 +134,26 @@ class PrometheusApi:
                 continue
             yield _cut(answer, first_ms, end_ms)
 
+    def told(self, names: Sequence[str], addresses: Sequence[Address], start: datetime, end: datetime) -> set[Address]:
+        """Return which of some targets had samples of any of the named metrics within a window, by the server's index.
+
+        Raises:
+            UnreachableError: the server does not answer, or answers with an error.
+        """
+        window = {name: f"{at.timestamp():.3f}" for name, at in (("start", start), ("end", end))}
+        found: set[Address] = set()
+        for n in range(0, len(addresses), _ADDRESSES_A_QUERY):
+            some = addresses[n : n + _ADDRESSES_A_QUERY]
+            jobs, instances = (
+                "|".join(sorted({_literal(text) for text in texts})) for texts in zip(*some, strict=True)
+            )
+            of_them = f",job=~{quoted(jobs)},instance=~{quoted(instances)}}}"
+            for m in range(0, len(names), _NAMES_A_QUERY):
+                wanted = selector(names[m : m + _NAMES_A_QUERY], self._match).removesuffix("}") + of_them
+                answer = self._post("series", {"match[]": wanted, **window})
+                found |= self._read(answer, _addresses)
+        return found & set(addresses)
+
     def query(self, query: str, at: datetime) -> RangeAnswer:
         """Ask a question whose answer is a range of samples; one that passes (overload, a restart) is asked again.
 
@@ -138,9 +163,12 @@ class PrometheusApi:
         """
         form = {"query": query, "time": f"{from_ms(to_ms(at)).timestamp():.3f}"}
         form["timeout"] = f"{math.ceil(self._timeout_seconds)}s"
+        return self._read(self._post("query", form), read_range)
+
+    def _post(self, what: str, form: Mapping[str, str]) -> requests.Response:
         for pause in (*_PAUSES_SECONDS, None):
             try:
-                answer = self._session.request("POST", f"{self.url}/api/v1/query", data=form)
+                answer = self._session.request("POST", f"{self.url}/api/v1/{what}", data=form)
             except TooLargeError as error:
                 raise TooMuchError(f"{self.place}: {error}") from error
             except _FAILURES as error:
@@ -149,7 +177,7 @@ class PrometheusApi:
                     raise unreachable(self.url, error) from error
             else:
                 if pause is None or answer.status_code not in _PASSING or _is_too_much(answer):
-                    return self._read(answer)
+                    return answer
             self._pause(pause)
         raise AssertionError("the last try returns or raises")
 
@@ -157,15 +185,27 @@ class PrometheusApi:
         """Close the connection."""
         self._connection.close()
 
-    def _read(self, answer: requests.Response) -> RangeAnswer:
+    def _read(self, answer: requests.Response, reader: Callable[[bytes], T]) -> T:
         if answer.status_code != 200:
             said = _error_of(answer) or f"HTTP {answer.status_code}{_hint(answer)}"
             make = TooMuchError if _is_too_much(answer) else UnreachableError
             raise make(f"{self.place}: expected samples, got {said}")
         try:
-            return read_range(answer.content)
+            return reader(answer.content)
         except BadAnswerError as error:
             raise UnreachableError(f"{self.place}: expected samples, got {error}") from error
+
+
+def _addresses(content: bytes) -> set[Address]:
+    """Return job and instance of each series of an answer.
+
+    Raises:
+        BadAnswerError: it is none of series.
+    """
+    try:
+        return {(labels.get("job", ""), labels.get("instance", "")) for labels in orjson.loads(content)["data"]}
+    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise BadAnswerError("something else than series") from error
 
 
 _FAILURES = (requests.RequestException, HTTPError, OSError, ValueError)

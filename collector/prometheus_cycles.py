@@ -70,6 +70,14 @@ def renewed(roster: Roster, samples: Samples) -> Roster:
     return Roster(roster.table) if len(roster.series) > 4 * len(np.unique(samples.numbers)) + _SLACK else roster
 
 
+def strangers_down(samples: Samples, roster: Roster) -> list[tuple[str, str]]:
+    """Return job and instance of the targets that are down and not known to be ours; see `_ours`."""
+    up = np.array(roster.is_up, dtype=bool)[samples.numbers]
+    pair_of = np.array(roster.pair_of, dtype=np.int64)[samples.numbers]
+    ours = _ours(roster, pair_of[up & (samples.values == 1)])
+    return [roster.address(number) for number in set(pair_of[up & (samples.values == 0)].tolist()) if not ours[number]]
+
+
 def cycles(samples: Samples, roster: Roster, start_ms: int, step_ms: int) -> Iterator[tuple[int, list[Scrape], Ints]]:
     """Yield (start of the cycle, what its targets said, time of each one's newest sample), oldest first.
 
@@ -106,6 +114,7 @@ def cycles(samples: Samples, roster: Roster, start_ms: int, step_ms: int) -> Ite
 class _Chosen:
     """Newest samples by cycle, target and series, those that ended left out; group: number of the (cycle, target).
 
+    ours: which are of a target, or a job of targets, that tells anything known; see `_ours`.
     down: which are of a target that Prometheus cannot scrape. mixed: which are of several machines at once.
     """
 
@@ -116,6 +125,7 @@ class _Chosen:
     times_ms: Ints
     values: Floats
     is_up: Bools
+    ours: Bools
     down: Bools
     mixed: Bools
 
@@ -164,7 +174,28 @@ def _chosen(samples: Samples, roster: Roster, start_ms: int, step_ms: int) -> _C
     mixed = _mixed(samples, roster, is_up, pair_of, target_of)
     roster.mixed = frozenset(mixed.tolist())
     is_mixed = np.isin(numbers, mixed)
-    return _Chosen(*(column[kept] for column in (cycle, group, target, numbers, times, values, up, is_down, is_mixed)))
+    ours = _ours(roster, pair_of[samples.numbers[is_up[samples.numbers] & (samples.values == 1)]])[pair]
+    roster.strangers_down = frozenset(roster.targets[number].url for number in set(target[is_down & ~ours].tolist()))
+    columns = (cycle, group, target, numbers, times, values, up, ours, is_down, is_mixed)
+    return _Chosen(*(column[kept] for column in columns))
+
+
+def _ours(roster: Roster, answering: Ints) -> Bools:
+    """Return, by a pair's number, whether it matters here that it is down.
+
+    A Prometheus scrapes much that is none of ours. A pair matters that ever told something known; and one that never
+    did where most of its job's pairs that answer do, as those of a job of dcgm-exporters.
+
+    Args:
+        roster: the pairs.
+        answering: numbers of pairs that are up.
+    """
+    told, jobs = roster.told_pairs(), roster.jobs()
+    up = np.zeros(len(told), dtype=bool)
+    up[answering] = True
+    alive = np.bincount(jobs[up], minlength=len(jobs))
+    telling = np.bincount(jobs[up & told], minlength=len(jobs))
+    return np.asarray(told | ((telling > 0) & (2 * telling >= alive))[jobs], dtype=bool)
 
 
 def _settle(samples: Samples, roster: Roster, up: Bools) -> None:
@@ -200,9 +231,12 @@ def _scrape(chosen: _Chosen, part: slice, roster: Roster) -> Scrape | None:
     target = roster.targets[int(chosen.target[part.start])]
     up = chosen.is_up[part]
     if chosen.down[part].any():
-        return Scrape(target, None, "Prometheus says that it is down")
+        return Scrape(target, None, "Prometheus says that it is down") if chosen.ours[part.start] else None
     if up.all():
-        return None
+        # One that told something before answers with nothing now; of the others, and of machines behind one address
+        # that only the address itself answers for, there is nothing to tell.
+        silent = roster.told_alone(int(chosen.target[part.start]))
+        return Scrape(target, Exposition([], [], metadata=True)) if silent else None
     mixed = chosen.mixed[part]
     told = ~up & ~mixed
     series = roster.listed(int(chosen.target[part.start]), chosen.numbers[part][told])

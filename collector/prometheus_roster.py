@@ -36,19 +36,26 @@ _OF_A_HOST = frozenset(("device", "container", "process"))
 class _Pair:
     """All series of one `job` and `instance`.
 
+    job: number of the job. told: it has a series that the mapping tables know, beside `up`.
     numbers: its series. ups: number of each `up` -> first and last time that it was seen, in milliseconds.
     cards: host -> its cards. names: host -> the name of its machine, where there are several.
     shared: several machines are behind it. apart: labels of `up` that tell targets apart.
     """
 
-    key: str
+    address: tuple[str, str]
     rest: int
+    job: int
+    told: bool = False
     numbers: list[int] = field(default_factory=list)
     ups: dict[int, tuple[int, int]] = field(default_factory=dict)
     cards: dict[str, set[str]] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     apart: tuple[str, ...] = ()
     changed: bool = True
+
+    @property
+    def key(self) -> str:
+        return "/".join(self.address)
 
     @property
     def shared(self) -> bool:
@@ -79,6 +86,7 @@ class Roster:
         whether it is `up`.
     mixable: by a series' number: nothing in it says of which card or machine it is.
     targets: by a target's number.
+    strangers_down: targets of which nothing was ever seen that the tables know, and that are down: hardly ours.
     mixed, alternating: series that several machines write, and pairs of which each scrape shows another machine, as
         the last samples showed.
     """
@@ -90,14 +98,17 @@ class Roster:
     is_up: list[bool] = field(default_factory=list)
     mixable: list[bool] = field(default_factory=list)
     targets: list[TargetSettings] = field(default_factory=list)
+    strangers_down: frozenset[str] = frozenset()
     mixed: frozenset[int] = frozenset()
     alternating: frozenset[int] = frozenset()
     _hosts: list[str] = field(default_factory=list)
     _numbers: dict[bytes, int] = field(default_factory=dict)
     _same: dict[tuple[str, tuple[tuple[str, str], ...]], int] = field(default_factory=dict)
     _target_numbers: dict[str, int] = field(default_factory=dict)
+    _jobs: dict[str, int] = field(default_factory=dict)
     _pairs: dict[tuple[str, str], int] = field(default_factory=dict)
     _pair_list: list[_Pair] = field(default_factory=list)
+    _pair_of_rest: dict[int, int] = field(default_factory=dict)
     _rosters: dict[int, tuple[bytes, list[Series]]] = field(default_factory=dict)
 
     def number(self, metric: Mapping[str, str]) -> int:
@@ -129,6 +140,28 @@ class Roster:
             if pair.changed or self._apart(pair) != pair.apart:
                 pair.changed = False
                 self._tell_apart(pair)
+
+    def address(self, pair: int) -> tuple[str, str]:
+        """Return job and instance of a pair, by its number."""
+        return self._pair_list[pair].address
+
+    def know(self, addresses: Iterable[tuple[str, str]]) -> None:
+        """Note that targets, by job and instance, told something that the tables know before anything was read."""
+        for address in addresses:
+            self._pair_list[self._pairs[address]].told = True
+
+    def told_pairs(self) -> NDArray[np.bool_]:
+        """Return, by a pair's number, whether anything of it was ever seen that the tables know."""
+        return np.array([pair.told for pair in self._pair_list], dtype=bool)
+
+    def jobs(self) -> Ints:
+        """Return, by a pair's number, the number of its job."""
+        return np.array([pair.job for pair in self._pair_list], dtype=np.int64)
+
+    def told_alone(self, target: int) -> bool:
+        """Say whether a target is a pair's only one, and ever told something that the tables know."""
+        number = self._pair_of_rest.get(target)
+        return number is not None and self._pair_list[number].told and not self._pair_list[number].shared
 
     def shared_pairs(self) -> NDArray[np.bool_]:
         """Return, by a pair's number, whether several machines are behind it."""
@@ -169,6 +202,7 @@ class Roster:
         pair_number = self._pair(labels)
         pair = self._pair_list[pair_number]
         pair.numbers.append(number)
+        pair.told |= name != _UP
         self.pair_of.append(pair_number)
         self.target_of.append(pair.rest)
         host, card, anonymous = ("", "", False) if name == _UP else self._said(name, labels)
@@ -186,7 +220,10 @@ class Roster:
         if number is None:
             number = self._pairs[key] = len(self._pair_list)
             text = "/".join(key)
-            self._pair_list.append(_Pair(text, self._target(text)))
+            job = self._jobs.setdefault(key[0], len(self._jobs))
+            pair = _Pair(key, self._target(text), job)
+            self._pair_of_rest[pair.rest] = number
+            self._pair_list.append(pair)
         return number
 
     def _target(self, key: str) -> int:

@@ -86,8 +86,8 @@ def _bytes(name: str, text: str) -> Field:
     return Field(name, "bytes", Kind.GAUGE, text, 0.0, 2.0**50)
 
 
-def _rate(name: str, unit: str, text: str) -> Field:
-    return Field(name, unit, Kind.RATE, text, 0.0, 1e15)
+def _rate(name: str, unit: str, text: str, most: float = 1e15) -> Field:
+    return Field(name, unit, Kind.RATE, text, 0.0, most)
 
 
 def _count(name: str, text: str) -> Field:
@@ -155,7 +155,7 @@ SLICE = Measurement(
         _ratio("busy_ratio", "time share of the slice's processes, not an SM share"),
         *_ACTIVITY,
         _bytes("memory_used_bytes", "memory in use by the slice"),
-        _rate("flops_per_second", "FLOP/s", "pipe activity times the card's peak: an estimate"),
+        _rate("flops_per_second", "FLOP/s", "pipe activity times the card's peak: an estimate", 1e18),
         _rate("requests_per_second", "requests/s", "requests finished, failed and timed out"),
         _rate("within_objective_per_second", "requests/s", "requests that met the objective"),
         _rate("tokens_per_second", "tokens/s", "tokens generated"),

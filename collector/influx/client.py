@@ -230,9 +230,18 @@ class InfluxClient:
         query = {"org": self._settings.org or "-", "bucket": bucket}
         self._call("POST", "/api/v2/delete", query=query, headers={"Content-Type": "application/json"}, body=body)
 
-    def call_json(self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: object = None) -> Any:
-        """Call an endpoint of administration (2.x); return its JSON."""
-        return self._call(method, path, query=query, headers={"Content-Type": "application/json"}, body=body).data
+    def call_json(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: object = None,
+        tolerate: tuple[int, ...] = (),
+    ) -> Any:
+        """Call an endpoint of administration (2.x); return its JSON, None where it answered a status of `tolerate`."""
+        headers = {"Content-Type": "application/json"}
+        return self._call(method, path, query=query, headers=headers, body=body, tolerate=tolerate).data
 
     def flavour(self) -> Flavour:
         """Return which API answers; asked once.

@@ -7,9 +7,12 @@ hours.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+import io
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import orjson
@@ -17,11 +20,15 @@ import orjson
 from collector.atomic import replacing
 from collector.errors import ConfigurationError, UnreachableError
 from collector.influx.client import Flavour, InfluxClient
+from collector.influx.flux import literal
+from collector.influx.texts import TAGS
+from collector.schema import MEASUREMENTS
 from collector.settings import InfluxSettings
 from collector.store.request import HOUR, MINUTE, RAW
 
 _SHARD_SECONDS = {RAW: 86_400, MINUTE: 7 * 86_400, HOUR: 30 * 86_400}
 DAY_SECONDS = 86_400
+_OURS = frozenset({*MEASUREMENTS, *TAGS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +96,7 @@ def make_token(client: InfluxClient, settings: InfluxSettings, path: Path) -> st
     wanted = places(settings, flavour)
     if path.exists() and _serves(settings.model_copy(update={"token": None, "token_file": path}), wanted):
         return f"the token in {path} is kept"
-    known = _buckets(client, settings)
+    known = _buckets(client, settings, wanted)
     missing = [place.bucket for place in wanted.values() if place.bucket not in known]
     if missing:
         raise ConfigurationError(f"{', '.join(missing)}: expected buckets, found none; trimtab store prepare")
@@ -119,7 +126,7 @@ def _serves(settings: InfluxSettings, wanted: Mapping[str, Place]) -> bool:
     """Whether a token sees all buckets."""
     try:
         with closing(InfluxClient(settings)) as client:
-            return {place.bucket for place in wanted.values()} <= _buckets(client, settings).keys()
+            return {place.bucket for place in wanted.values()} <= _buckets(client, settings, wanted).keys()
     except ConfigurationError:
         return False
 
@@ -134,14 +141,15 @@ def check(client: InfluxClient, settings: InfluxSettings) -> list[str]:
     flavour = client.flavour()
     if flavour is Flavour.V3:
         return []
-    known = kept_v1(client, settings.bucket.partition("/")[0]) if flavour is Flavour.V1 else kept_v2(client, settings)
+    wanted = places(settings, flavour)
+    known = kept_v1(client, wanted[RAW].database) if flavour is Flavour.V1 else kept_v2(client, settings, wanted)
     wrong = []
-    for tier, place in places(settings, flavour).items():
+    for tier, place in wanted.items():
         seen = known.get(place.policy if flavour is Flavour.V1 else place.bucket)
-        if seen is None and not (flavour is Flavour.V1 and not place.policy and known):
+        if seen is None:
             waits = "" if tier == RAW else ": what belongs there waits, raw rows go on"
             wrong.append(f"{place.bucket} is missing{waits}")
-        elif seen is not None and seen != place.keep_seconds:
+        elif seen != place.keep_seconds:
             text = f"{seen / DAY_SECONDS:g} days" if seen else "for ever"
             wrong.append(
                 f"{place.bucket} keeps rows {text}, [influx] {tier}_days is {place.keep_seconds / DAY_SECONDS:g}"
@@ -150,10 +158,21 @@ def check(client: InfluxClient, settings: InfluxSettings) -> list[str]:
 
 
 def kept_v1(client: InfluxClient, database: str) -> dict[str, int]:
-    """Return retention policy -> seconds (0: for ever); empty where there is no such database."""
+    """Return retention policy -> seconds (0: for ever), the default one also as ``; empty without the database."""
+    known, default = _policies(client, database)
+    return known | {"": known[default]} if default else known
+
+
+def _policies(client: InfluxClient, database: str) -> tuple[dict[str, int], str]:
+    """Return retention policy -> seconds, and the name of the default one, empty where none is."""
     answer = orjson.loads(client.execute(f'SHOW RETENTION POLICIES ON "{_identifier(database)}"'))
-    series = answer["results"][0].get("series", [])
-    return {row[0]: _go_seconds(row[1]) for part in series for row in part.get("values", [])}
+    rows = [
+        dict(zip(part["columns"], row, strict=True))
+        for part in answer["results"][0].get("series", [])
+        for row in part.get("values", [])
+    ]
+    default = next((row["name"] for row in rows if row["default"]), "")
+    return {row["name"]: _go_seconds(row["duration"]) for row in rows}, default
 
 
 def _go_seconds(text: str) -> int:
@@ -169,24 +188,62 @@ def _identifier(text: str) -> str:
 def _prepare_v1(client: InfluxClient, wanted: Mapping[str, Place]) -> list[str]:
     done = []
     database = wanted[RAW].database
-    known = kept_v1(client, database)
+    known, default = _policies(client, database)
     if not known:
         _run(client, f'CREATE DATABASE "{_identifier(database)}"')
         done.append(f"database {database} made")
-        known = kept_v1(client, database)
+        known, default = _policies(client, database)
     for tier, place in wanted.items():
-        policy = place.policy
+        policy = place.policy or default
         if not policy:
-            continue
+            raise ConfigurationError(
+                f"database {database}: expected a default retention policy for raw rows, found none; name one in "
+                f"[influx] bucket, such as {database}/raw"
+            )
         length = f"DURATION {place.keep_seconds}s REPLICATION 1 SHARD DURATION {_shard_seconds(tier, place)}s"
         on = f'"{_identifier(policy)}" ON "{_identifier(database)}"'
         if policy not in known:
             _run(client, f"CREATE RETENTION POLICY {on} {length}")
-            done.append(f"{place.bucket} made, kept {place.keep_seconds / DAY_SECONDS:g} days")
+            done.append(f"{database}/{policy} made, kept {place.keep_seconds / DAY_SECONDS:g} days")
         elif known[policy] != place.keep_seconds:
+            _refuse_shared(place, partial(_measurements_v1, client, database), known[policy])
             _run(client, f"ALTER RETENTION POLICY {on} {length}")
-            done.append(f"{place.bucket} is now kept {place.keep_seconds / DAY_SECONDS:g} days")
+            done.append(f"{database}/{policy} is now kept {place.keep_seconds / DAY_SECONDS:g} days")
     return done
+
+
+def _refuse_shared(place: Place, measurements: Callable[[], Iterable[str]], kept_seconds: int) -> None:
+    """Refuse to shorten the time that rows of others are kept: what is beyond it would be deleted.
+
+    Args:
+        place: where the retention is to be set.
+        measurements: looks up what is there.
+        kept_seconds: how long rows are kept now; 0: for ever.
+
+    Raises:
+        ConfigurationError: the place holds measurements that are not ours.
+    """
+    if 0 < kept_seconds < place.keep_seconds:
+        return
+    others = sorted(set(measurements()) - _OURS)
+    if others:
+        named = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
+        raise ConfigurationError(
+            f"{place.bucket} also holds rows of others ({named}), which keeping {place.keep_seconds / DAY_SECONDS:g} "
+            "days would delete; expected a place of Trimtab's own: name another [influx] bucket"
+        )
+
+
+def _measurements_v1(client: InfluxClient, database: str) -> list[str]:
+    answer = orjson.loads(client.execute("SHOW MEASUREMENTS", database))
+    return [row[0] for part in answer["results"][0].get("series", []) for row in part["values"]]
+
+
+def _measurements_v2(client: InfluxClient, bucket: str) -> list[str]:
+    found = f"schema.measurements(bucket: {literal(bucket)}, start: 1970-01-01T00:00:00Z)"
+    with client.flux(f'import "influxdata/influxdb/schema" {found}') as answer:
+        rows = csv.DictReader(io.TextIOWrapper(answer, encoding="utf-8", newline=""))
+        return [row["_value"] for row in rows]
 
 
 def _run(client: InfluxClient, statement: str) -> None:
@@ -200,18 +257,24 @@ def _shard_seconds(tier: str, place: Place) -> int:
     return max(min(_SHARD_SECONDS[tier], place.keep_seconds), 3600)
 
 
-def kept_v2(client: InfluxClient, settings: InfluxSettings) -> dict[str, int]:
-    """Return bucket -> seconds (0: for ever) of the buckets that the token sees."""
-    return {name: rule for name, (_, rule) in _buckets(client, settings).items()}
+def kept_v2(client: InfluxClient, settings: InfluxSettings, wanted: Mapping[str, Place]) -> dict[str, int]:
+    """Return bucket -> seconds (0: for ever) of those of the wanted buckets that the token sees."""
+    return {name: rule for name, (_, rule) in _buckets(client, settings, wanted).items()}
 
 
-def _buckets(client: InfluxClient, settings: InfluxSettings) -> dict[str, tuple[str, int]]:
-    query = {"org": settings.org, "limit": "100"}
-    found = client.call_json("GET", "/api/v2/buckets", query=query)
-    return {
-        bucket["name"]: (bucket["id"], next((int(r["everySeconds"]) for r in bucket["retentionRules"]), 0))
-        for bucket in found["buckets"]
-    }
+def _buckets(client: InfluxClient, settings: InfluxSettings, wanted: Mapping[str, Place]) -> dict[str, tuple[str, int]]:
+    """Return bucket -> id, and seconds that it keeps rows.
+
+    Each is asked for by its name: a list has 100 at most, counted before the token's rights leave out the others.
+    """
+    known = {}
+    for place in wanted.values():
+        query = {"org": settings.org, "name": place.bucket}
+        found = client.call_json("GET", "/api/v2/buckets", query=query, tolerate=(404,))
+        for bucket in found["buckets"] if found else ():
+            rule = next((int(r["everySeconds"]) for r in bucket["retentionRules"]), 0)
+            known[bucket["name"]] = (bucket["id"], rule)
+    return known
 
 
 def _org_id(client: InfluxClient, settings: InfluxSettings) -> str:
@@ -226,7 +289,7 @@ def _org_id(client: InfluxClient, settings: InfluxSettings) -> str:
 
 def _prepare_v2(client: InfluxClient, settings: InfluxSettings, wanted: Mapping[str, Place]) -> list[str]:
     done = []
-    known = _buckets(client, settings)
+    known = _buckets(client, settings, wanted)
     for tier, place in wanted.items():
         rule = {
             "type": "expire",
@@ -238,6 +301,7 @@ def _prepare_v2(client: InfluxClient, settings: InfluxSettings, wanted: Mapping[
             client.call_json("POST", "/api/v2/buckets", body=body)
             done.append(f"bucket {place.bucket} made, kept {place.keep_seconds / DAY_SECONDS:g} days")
         elif known[place.bucket][1] != place.keep_seconds:
+            _refuse_shared(place, partial(_measurements_v2, client, place.bucket), known[place.bucket][1])
             client.call_json("PATCH", f"/api/v2/buckets/{known[place.bucket][0]}", body={"retentionRules": [rule]})
             done.append(f"bucket {place.bucket} is now kept {place.keep_seconds / DAY_SECONDS:g} days")
     return done

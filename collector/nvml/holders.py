@@ -18,6 +18,7 @@ from pathlib import Path
 
 import orjson
 
+from collector.errors import UnreachableError
 from collector.settings import HolderSettings
 
 _CONTAINER = re.compile(r"(?<![0-9a-f])([0-9a-f]{64})(?![0-9a-f])")
@@ -89,13 +90,23 @@ class HolderFinder:
         self._owners = {key: owner for key, owner in self._owners.items() if key[0] in there}
 
     def grants(self) -> list[Grant] | None:
-        """Return which devices the kubelet gave to whom; None where there is no kubelet."""
+        """Return which devices the kubelet gave to whom; None where there is no kubelet.
+
+        Raises:
+            UnreachableError: its record is there, and cannot be read.
+        """
         try:
             content = orjson.loads((self._root / _CHECKPOINT).read_bytes())
             said = content["Data"]["PodDeviceEntries"] or []
             entries = [entry for entry in said if isinstance(entry, dict)]
-        except (OSError, orjson.JSONDecodeError, KeyError, TypeError):
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            raise UnreachableError(
+                f"the kubelet's record of devices cannot be read ({error.strerror}): run the collector as root"
+            ) from None
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            raise UnreachableError("the kubelet's record of devices has another shape than is known") from None
         pods = self._pods()
         found: list[Grant] = []
         for entry in entries:

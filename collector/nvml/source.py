@@ -48,6 +48,7 @@ class NvmlSource(GatheringSource):
         self._xids = XidListener()
         self._processes = ProcessReader()
         self._uuids: dict[int, str] = {}
+        self._refused = False  # the kubelet's record of devices is there and cannot be read
         self._profiles: dict[tuple[str, str], str] = {}  # UUID, GPU instance -> profile, of the present cycle
         self._answered = False
         self._turn = threading.Lock()
@@ -119,7 +120,7 @@ class NvmlSource(GatheringSource):
         count = ask_host(pynvml.nvmlDeviceGetCount)
         if count.value is None:
             raise UnreachableError(f"nvml: expected the number of cards, got {count.reason or 'no answer'}")
-        facts, grants = _versions(), self._finder.grants()
+        facts, grants = _versions(), self._grants(body)
         branch = facts.get("driver_version", "").partition(".")[0]
         driver = int(branch) if branch.isdecimal() else 0
         self._profiles.clear()
@@ -152,6 +153,16 @@ class NvmlSource(GatheringSource):
         self._read_xids(cards, body)
         self._book.forget_all_but(body.series)
         return body
+
+    def _grants(self, body: Body) -> list[Grant] | None:
+        """Return the kubelet's record of devices; one that is there and cannot be read is counted."""
+        self._refused = False
+        try:
+            return self._finder.grants()
+        except UnreachableError as error:
+            self._refused = True
+            body.reject(str(error), "")
+            return None
 
     def _read_whole(self, card: Identity, body: Body, grants: list[Grant] | None) -> tuple[list[Key], set[int]]:
         """Add profiling, holders and processes of a card that is not cut."""
@@ -241,7 +252,8 @@ class NvmlSource(GatheringSource):
         return owners
 
     def _say_who_knows(self, card: Identity, body: Body, *, known: bool) -> None:
-        body.add("nvml_holder", {**card.labels, "holders": "known" if known else "unknown"}, 1.0)
+        told = "known" if known and not self._refused else "unknown"  # a card may be held by who runs nothing on it
+        body.add("nvml_holder", {**card.labels, "holders": told}, 1.0)
 
     def _read_xids(self, cards: dict[str, Any], body: Body) -> None:
         for uuid, reason in self._xids.listen(cards).items():

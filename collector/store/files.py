@@ -83,6 +83,7 @@ def _write(path: Path, frames: Iterator[pd.DataFrame], fmt: Format) -> None:
     writer: pq.ParquetWriter | pa_csv.CSVWriter | None = None
     try:
         for frame in frames:
+            frame.attrs = {}  # which store answered: nothing that a file could carry
             table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
             if writer is None:
                 kind = pq.ParquetWriter if fmt == "parquet" else pa_csv.CSVWriter

@@ -96,10 +96,12 @@ def _freshness(seen: Seen, newest: pd.Timestamp) -> Check:
 
 
 def _targets_down(seen: Seen) -> list[Check]:
-    about = seen.events[seen.events["code"].isin(["target_down", "target_up"])].sort_values("time", kind="stable")
+    about = seen.events[seen.events["code"].isin(["target_down", "target_up", "target_gone"])].sort_values(
+        "time", kind="stable"
+    )
     if about.empty:
         return []
-    last = about.groupby(["cluster", "node", "object"], sort=True).last()
+    last = about.groupby(["cluster", "object"], sort=True).last()
     down = last[last["code"] == "target_down"]
     return [
         problem(
@@ -107,7 +109,7 @@ def _targets_down(seen: Seen) -> list[Check]:
             f"down since {time:%Y-%m-%d %H:%M} UTC: {down_text(address, message)}",
             DOWN_ADVICE,
         )
-        for (_, _, address), time, message in zip(down.index, down["time"], down["message"], strict=True)
+        for (_, address), time, message in zip(down.index, down["time"], down["message"], strict=True)
     ]
 
 

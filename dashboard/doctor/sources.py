@@ -35,7 +35,6 @@ Labels = Mapping[str, str]
 _ACTIVITY = ("sm_active_ratio", "engine_active_ratio", "busy_ratio")
 _GRANT = "on Kubernetes grant the account what deploy/kubernetes/rbac.yaml lists; on Slurm run the command by hand"
 _LOOKS = 3  # cycles after which doubled cards and those that nobody shows are told
-_LATENCY = ("latency_p50_seconds", "latency_p99_seconds", "within_objective_per_second", "step_seconds")
 
 
 def examine_sources(settings: Settings, now: datetime) -> Iterator[Check]:
@@ -99,14 +98,14 @@ def _read(settings: Settings, now: datetime, answered: list[_Answer]) -> Iterato
     for index, source in enumerate(settings.source):
         topic = f"source {source.name or f'{source.kind} {index + 1}'}"
         try:
-            said, shared = _ask(source, settings, now)
+            said, remarks = _ask(topic, source, settings, now)
         except TrimtabError as error:
             yield problem(topic, str(error), _advice(error, source))
             continue
         asked = [] if isinstance(said, Batch) else said
         answered.append(_Answer(topic, source.kind, mask_address(source.url), asked))
         advice.update((one.target.url, _target_advice(source.kind, one.target.url)) for one in asked)
-        yield from (_shared(topic, one) for one in shared)
+        yield from remarks
         if isinstance(said, Batch):
             yield from _judge(topic, said, advice)
         else:
@@ -130,16 +129,28 @@ def _assembled(context: SourceContext, scrapes: Sequence[Scrape], instant: datet
     return batch
 
 
-def _ask(source: SourceSettings, settings: Settings, now: datetime) -> tuple[Batch | list[Scrape], list[SharedAddress]]:
-    """Return what a source's targets said, or the rows of one that makes its own; and addresses that several share."""
+def _ask(
+    topic: str, source: SourceSettings, settings: Settings, now: datetime
+) -> tuple[Batch | list[Scrape], list[Check]]:
+    """Return what a source's targets said, or the rows of one that makes its own; and remarks on how it was asked."""
     made: Source = load_plugin("trimtab.sources", source.kind)(source, _context(source, settings))
     try:
         if isinstance(made, PrometheusSource):
-            return made.gather(now), made.shared_addresses()
+            said = made.gather(now)
+            remarks = [_shared(topic, one) for one in made.shared_addresses()]
+            return said, remarks + _strangers(topic, made.strangers_down())
         return (made.gather(now) if isinstance(made, Gathering) else made.poll(now)), []
     finally:
         if hasattr(made, "close"):
             made.close()
+
+
+def _strangers(topic: str, down: Sequence[str]) -> list[Check]:
+    """Name targets of a Prometheus that are down and were never seen to tell anything of use."""
+    if not down:
+        return []
+    text = f"{len(down)} targets are down that may be none of yours: {some([mask_address(one) for one in down], 3)}"
+    return [note(topic, text, "where one of them is an exporter of cards: Prometheus's page /targets says why")]
 
 
 def _shared(topic: str, address: SharedAddress) -> Check:
@@ -195,9 +206,6 @@ def read_quality(topic: str, batch: Batch) -> Iterator[Check]:
         if unknown:
             text = f"the holder of {unknown} of {slices.num_rows} slices is not told yet"
             yield note(topic, text, "pod labels on dcgm-exporter, and kube-state-metrics (kube_pod_labels)")
-        served = int(_any_present(slices, _LATENCY).sum())
-        if not served:
-            yield note(topic, "no slice tells latency or step time", "name the targets of vLLM, Triton or the trainers")
     counts: Counter[str] = Counter()
     for reject in batch.rejects:
         counts[reject_text(reject.field, reject.reason)] += reject.count

@@ -27,6 +27,7 @@ from collector.influx.shipper import CURSOR, Shipper
 from collector.influx.store import InfluxStore
 from collector.schema import SLICE
 from collector.settings import InfluxSettings, StoreSettings
+from collector.store.files import export_rows, load_rows
 from collector.store.outbox import Outbox
 from collector.store.request import HOUR as HOUR_TIER
 from collector.store.request import make_request
@@ -67,9 +68,12 @@ def test_prepare_makes_what_is_missing_and_check_says_what_is_wrong(
     assert missing
     assert all("is missing" in text for text in missing)
     done = prepare(client, settings)
-    assert len(done) == 3
+    raw = ["database {} made", "{}/autogen is now kept 3000 days"]
+    if client.flavour() is Flavour.V2:
+        raw = ["bucket {} made, kept 3000 days"]
+    assert done[:-2] == [text.format(settings.bucket) for text in raw]
+    assert [text.rpartition(" made, ")[2] for text in done[-2:]] == ["kept 3100 days", "kept 3200 days"]
     longer = settings.model_copy(update={"minute_days": 50.0})
-    # The default policy of a database is the operator's own on 1.x.
     assert check(client, settings) == []
     assert prepare(client, settings) == []
     (wrong,) = check(client, longer)
@@ -77,6 +81,45 @@ def test_prepare_makes_what_is_missing_and_check_says_what_is_wrong(
     (changed,) = prepare(client, longer)
     assert "is now kept 50 days" in changed
     assert check(client, longer) == []
+
+
+def test_rows_kept_for_ever_are_told_and_set_unless_others_rows_would_go(
+    settings: InfluxSettings, client: InfluxClient
+) -> None:
+    v1 = client.flavour() is Flavour.V1
+    if v1:
+        client.execute(f'CREATE DATABASE "{settings.bucket}"')  # as operators do: its default policy keeps for ever
+    else:
+        org = client.call_json("GET", "/api/v2/orgs", query={"org": settings.org})["orgs"][0]["id"]
+        client.call_json("POST", "/api/v2/buckets", body={"orgID": org, "name": settings.bucket, "retentionRules": []})
+    client.write(b"cpu,host=a usage=1 1", settings.bucket, precision="s")
+    assert f"{settings.bucket} keeps rows for ever, [influx] raw_days is 3000" in check(client, settings)
+    with pytest.raises(ConfigurationError, match=r"also holds rows of others \(cpu\), .* name another"):
+        prepare(client, settings)
+    if v1:
+        client.execute('DROP MEASUREMENT "cpu"', settings.bucket)
+    else:
+        client.delete(settings.bucket, 0, 10_000, '_measurement="cpu"')
+    raw = prepare(client, settings)[0]
+    assert raw == f"{settings.bucket}/autogen is now kept 3000 days" if v1 else "is now kept 3000 days" in raw
+    assert check(client, settings) == []
+
+
+def test_buckets_are_found_among_hundreds(influxdb2: InfluxServer, tmp_path: Path) -> None:
+    own = InfluxSettings.model_validate(
+        {"url": influxdb2.url, "token": influxdb2.token, "org": influxdb2.org, "bucket": f"srv{next(_NUMBERS)}", **LONG}
+    )
+    file = tmp_path / "influx.token"
+    with closing(InfluxClient(own)) as client:
+        org = client.call_json("GET", "/api/v2/orgs", query={"org": own.org})["orgs"][0]["id"]
+        for n in range(101):  # of which a list shows the first hundred by name
+            body = {"orgID": org, "name": f"aa{own.bucket}-{n}", "retentionRules": []}
+            client.call_json("POST", "/api/v2/buckets", body=body)
+        prepare(client, own)
+        assert prepare(client, own) == []
+        make_token(client, own, file)
+    with closing(InfluxClient(own.model_copy(update={"token": None, "token_file": file}))) as client:
+        assert check(client, own) == []
 
 
 def test_a_token_that_may_use_the_buckets_and_nothing_else(influxdb2: InfluxServer, tmp_path: Path) -> None:
@@ -103,7 +146,8 @@ def test_a_token_that_may_use_the_buckets_and_nothing_else(influxdb2: InfluxServ
         assert len(store._remote.read("slice", window(0, 60))) == 2
     with closing(InfluxClient(own)) as client:
         assert check(client, own) == []
-        assert set(kept_v2(client, own)) == {f"{own.bucket}{tier}" for tier in ("", "_minute", "_hour")}
+        kept = kept_v2(client, own, places(own, Flavour.V2))
+        assert set(kept) == {f"{own.bucket}{tier}" for tier in ("", "_minute", "_hour")}
         with pytest.raises(ConfigurationError, match=r"answered 40[134]"):
             client.write(b"gpu,cluster=c busy_ratio=1 1", "trimtab")
         with pytest.raises(ConfigurationError, match="found none that the token may see"):
@@ -120,11 +164,18 @@ def test_a_token_that_may_use_the_buckets_and_nothing_else(influxdb2: InfluxServ
         check(client, old)  # taken back
 
 
+def test_rows_are_exported_from_both_stores_at_once(store: InfluxStore, tmp_path: Path) -> None:
+    store.write(slice_rows([0, 1], ["a", "b"], busy_ratio=[0.5, 0.6]))
+    store.ship()
+    export_rows(store, tmp_path / "rows", window(0, 60), measurements=["slice"])
+    assert load_rows([tmp_path / "rows"]).read("slice", window(0, 60))["busy_ratio"].tolist() == [0.5, 0.6]
+
+
 def test_a_tier_without_its_place_waits_alone(settings: InfluxSettings, client: InfluxClient, tmp_path: Path) -> None:
     prepare(client, settings)
     hour = places(settings, client.flavour())[HOUR_TIER]
     if client.flavour() is Flavour.V2:
-        client.call_json("DELETE", f"/api/v2/buckets/{_buckets(client, settings)[hour.bucket][0]}")
+        client.call_json("DELETE", f"/api/v2/buckets/{_buckets(client, settings, {HOUR_TIER: hour})[hour.bucket][0]}")
     else:
         client.execute(f'DROP RETENTION POLICY "{hour.policy}" ON "{hour.database}"')
     folder = StoreSettings(path=tmp_path / "store")

@@ -88,6 +88,15 @@ def test_a_containers_own_metric_sits_on_its_slice(cycles_with: Callable[..., Cy
     assert (row["busy_ratio"], row["tenant"], row["workload"]) == (0.3, "ns", "job")
 
 
+def test_the_fastest_cards_work_is_within_the_range(cycles_with: Callable[..., Cycles]) -> None:
+    mapping = MappingSettings(
+        metric="work", measurement="slice", field="flops_per_second", unit="TFLOP/s", subject="container"
+    )
+    cycles = cycles_with(mappings=(mapping,))
+    cycles.poll('work{uuid="GPU-0",namespace="ns",pod="job-0",container="c"} 4500\n')  # a B200 at its peak of FP8
+    assert cycles.frame("slice").loc["ns/job-0/c/0", "flops_per_second"] == 4.5e15
+
+
 def test_a_file_maps_a_whole_exporter(cycles_with: Callable[..., Cycles], tmp_path: Path) -> None:
     path = tmp_path / "acme.toml"
     path.write_text(FILE, encoding="utf-8")

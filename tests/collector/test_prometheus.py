@@ -45,6 +45,10 @@ class Prometheus:
 
             def do_POST(self) -> None:
                 form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+                if self.path.endswith("/series"):
+                    window = (float(form[name][0]) for name in ("start", "end"))
+                    self._answer(outer.series(form["match[]"][0], *window))
+                    return
                 self._answer(outer.query(form["query"][0], float(form["time"][0])))
 
             def _answer(self, document: object) -> None:
@@ -88,6 +92,23 @@ class Prometheus:
             if inside and re.fullmatch(match.group(1), labels["__name__"]):
                 result.append({"metric": labels, "values": inside})
         return {"status": "success", "data": {"resultType": "matrix", "result": result}}
+
+    def series(self, selector: str, start: float, end: float) -> object:
+        """Return the labels of the series that match."""
+        self.queries.append(f"series {selector}")
+        wanted = re.findall(r'(\w+)=~"([^"]*)"', selector)
+        found = [
+            labels
+            for labels, samples in self.samples.values()
+            if all(
+                re.fullmatch(
+                    re.sub(r"\\\\x\{(\w+)\}", lambda m: re.escape(chr(int(m[1], 16))), pattern), labels.get(name, "")
+                )
+                for name, pattern in wanted
+            )
+            and any(start <= time <= end for time, _ in samples)
+        ]
+        return {"status": "success", "data": found}
 
     def close(self) -> None:
         self._server.shutdown()

@@ -94,7 +94,10 @@ def test_families_are_told_by_target(exporters: Exporters) -> None:
     assert any(text.startswith(f"{exporters.url('triton')}: triton (") for text in told), told
     assert texts_of(found, Status.PROBLEM) == []
     missing = [text for text in texts_of(found, Status.NOTE) if text.startswith("not seen from here")]
-    assert missing == ["not seen from here: kube-state-metrics; owners, requests and annotations are not told"]
+    assert missing == [
+        "not seen from here: kube-state-metrics; owners, requests and annotations are not told",
+        "not seen from here: hosts; cards that wait for their host's CPU, disks or network are not told",
+    ]
 
 
 def test_a_target_that_is_down_is_named_beside_the_one_that_answers(exporters: Exporters) -> None:

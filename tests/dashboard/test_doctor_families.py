@@ -32,12 +32,17 @@ DCGM_FI_PROF_SM_ACTIVE{gpu="0",UUID="GPU-2",Hostname="n2",pod="a",namespace="b",
 DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION{gpu="0",UUID="GPU-2",Hostname="n2"} 5000
 DCGM_FI_DEV_CLOCKS_EVENT_REASONS{gpu="0",UUID="GPU-2",Hostname="n2"} 0
 DCGM_FI_DEV_XID_ERRORS{gpu="0",UUID="GPU-2",Hostname="n2"} 0
+DCGM_FI_DEV_FB_USED{gpu="0",UUID="GPU-2",Hostname="n2"} 100
+DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS{gpu="0",UUID="GPU-2",Hostname="n2"} 0
+DCGM_FI_PROF_PCIE_RX_BYTES{gpu="0",UUID="GPU-2",Hostname="n2"} 100
 """
 KSM = """\
 kube_pod_status_phase{namespace="b",pod="a",phase="Running"} 1
 kube_pod_container_resource_requests{namespace="b",pod="a",container="c",resource="nvidia_com_gpu",unit="integer"} 1
 kube_pod_owner{namespace="b",pod="a",owner_kind="Job",owner_name="a"} 1
 kube_pod_labels{namespace="b",pod="a",label_app_kubernetes_io_name="train"} 1
+kube_pod_created{namespace="b",pod="a"} 1
+kube_node_status_capacity{node="n2",resource="nvidia_com_gpu",unit="integer"} 1
 kube_node_labels{node="n2"} 1
 """
 HAMI = """\
@@ -83,7 +88,8 @@ def test_an_exporter_that_tells_everything_is_detected() -> None:
 
 def test_a_part_that_is_missing_is_named_with_what_to_do() -> None:
     checks = seen(DCGM)["dcgm-exporter"]
-    assert missing(checks) == ["profiling metrics", "holders of cards", "energy", "throttling"]
+    parts = ["profiling metrics", "holders of cards", "energy", "throttling", "memory", "memory errors", "transfers"]
+    assert missing(checks) == parts
     assert "-f /etc/dcgm-exporter/dcp-metrics-included.csv" in checks[0].advice
     assert {check.status for check in checks} == {Status.NOTE}
 
@@ -102,6 +108,75 @@ def test_label_allow_lists_of_kube_state_metrics() -> None:
     assert missing(seen(told)["kube-state-metrics"]) == []
     empty = told.replace('annotation_trimtab_weight="2"', 'annotation_trimtab_weight=""')
     assert missing(seen(empty)["kube-state-metrics"]) == ["trimtab annotations"]
+
+
+# Of each kind of exporter but the above: what it must say to be detected, and what is missing where it says the first
+# line alone.
+KINDS = {
+    "nvidia_gpu_exporter": (
+        ['nvidia_smi_power_draw_watts{uuid="1",pod="a"} 9', 'nvidia_smi_energy_joules_total{uuid="1"} 9'],
+        ["energy"],
+    ),
+    "nvitop-exporter": (['gpu_power_usage_W{uuid="GPU-1",index="0",hostname="n"} 9'], ["holders of cards", "energy"]),
+    "amd-device-metrics-exporter": (
+        [
+            'gpu_power_usage{gpu_uuid="1",gpu_id="0",pod="a"} 9',
+            'gpu_gfx_activity{gpu_uuid="1",gpu_id="0"} 9',
+            'gpu_used_vram{gpu_uuid="1",gpu_id="0"} 9',
+            'gpu_energy_consumed{gpu_uuid="1",gpu_id="0"} 9',
+        ],
+        ["activity", "memory", "energy"],
+    ),
+    "hami-scheduler": (
+        [
+            'vGPUMemoryAllocated{deviceuuid="GPU-1",podname="a",podnamespace="b",containeridx="0"} 9',
+            'vGPUCoreAllocated{deviceuuid="GPU-1",podname="a",podnamespace="b",containeridx="0"} 9',
+        ],
+        ["shares of compute"],
+    ),
+    "node_exporter": (
+        [
+            'node_cpu_seconds_total{cpu="0",mode="idle"} 9',
+            "node_memory_MemTotal_bytes 9",
+            'node_network_receive_bytes_total{device="eth0"} 9',
+            'node_disk_read_bytes_total{device="sda"} 9',
+        ],
+        ["memory", "network", "disks"],
+    ),
+    "vllm": (
+        [
+            'vllm:e2e_request_latency_seconds_bucket{model_name="m",le="1"} 9',
+            'vllm:num_requests_waiting{model_name="m"} 9',
+        ],
+        ["queue"],
+    ),
+    "triton": (
+        [
+            'nv_inference_request_summary_us{model="m",quantile="0.99"} 9',
+            'nv_inference_pending_request_count{model="m"} 9',
+        ],
+        ["queue"],
+    ),
+    "tgi": (['tgi_request_duration_bucket{le="1"} 9', "tgi_queue_size 9"], ["queue"]),
+    "sglang": (
+        ['sglang:e2e_request_latency_seconds_bucket{le="1"} 9', 'sglang:num_queue_reqs{model_name="m"} 9'],
+        ["queue"],
+    ),
+}
+
+
+@pytest.mark.parametrize("exporter", KINDS)
+def test_each_kind_is_detected_or_partial(exporter: str) -> None:
+    lines, lacking = KINDS[exporter]
+    assert missing(seen(lines[0])[exporter]) == lacking
+    if len(lines) > 1:
+        (check,) = seen("\n".join(lines))[exporter]
+        assert (check.state, check.text) == (State.DETECTED, "detected at 1 target")
+
+
+def test_hosts_are_not_seen_without_node_exporter() -> None:
+    assert seen(DCGM)["hosts"][0].state is State.UNSEEN
+    assert "hosts" not in seen(DCGM + KINDS["node_exporter"][0][0])
 
 
 def test_hami_without_its_other_half() -> None:
@@ -148,6 +223,7 @@ def test_the_whole_answer_is_golden(trimtab: Callable[..., Ran], exporters: Expo
         ("kube-state-metrics", "partial"),
         ("HAMi's scheduler", "not seen from here"),
         ("inference servers", "not seen from here"),
+        ("hosts", "not seen from here"),
     }
 
 

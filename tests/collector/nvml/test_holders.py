@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from collector.errors import UnreachableError
 from collector.nvml.holders import Grant, HolderFinder, Owner
 from tests.collector.nvml.conftest import Host
 
@@ -115,4 +116,18 @@ def test_entries_that_are_none_are_no_grants(host: Host, entries: str) -> None:
     host.checkpoint()
     path = host.root / "var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
     path.write_text(f'{{"Data": {{"PodDeviceEntries": {entries}}}}}')
-    assert HolderFinder(host.root, "n").grants() in (None, [])
+    finder = HolderFinder(host.root, "n")
+    if entries in ("3", "true"):
+        with pytest.raises(UnreachableError, match="has another shape than is known"):
+            finder.grants()
+    else:
+        assert finder.grants() == []
+
+
+def test_a_record_that_cannot_be_read_is_not_taken_for_no_kubelet(host: Host) -> None:
+    host.checkpoint()
+    path = host.root / "var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
+    path.unlink()
+    path.mkdir()  # unreadable also for root
+    with pytest.raises(UnreachableError, match=r"cannot be read \(Is a directory\): run the collector as root"):
+        HolderFinder(host.root, "n").grants()

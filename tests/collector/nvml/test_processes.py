@@ -254,6 +254,17 @@ def test_time_slicing_by_the_kubelets_record(driver: Driver, start: Start, host:
     assert cycles.facts("kind") == {"0": "timeslice"}
 
 
+def test_a_record_of_the_kubelet_that_cannot_be_read_is_counted(driver: Driver, start: Start, host: Host) -> None:
+    driver.add(TURING)
+    (host.root / "var/lib/kubelet/device-plugins/kubelet_internal_checkpoint").mkdir(parents=True)
+    cycles = start(driver)
+    cycles.poll()
+    assert {reject.reason for reject in cycles.batch.rejects} == {
+        "the kubelet's record of devices cannot be read (Is a directory): run the collector as root"
+    }
+    assert cycles.rows("slice").at["whole", "tenant"] == "unknown"  # not nobody: it may be held by who runs nothing
+
+
 def test_a_holder_that_runs_nothing_uses_nothing_only_where_all_processes_are_seen(
     driver: Driver, start: Start, host: Host
 ) -> None:
