@@ -3,39 +3,25 @@
 The library's client spends most of a small answer's time on its headers, which it reads as those of a mail, and on
 writing the same request again and again. Here the request is written once, by the library, and usual headers are read
 without it; whatever is unusual is the library's. Asking a target for 200 lines costs half of what it did.
-
-A number that was cut off is another number, so what says its own length twice, wrongly or not at all is not believed: a
-length that is no number, more bytes than it says, a chunk of another size.
 """
 
 from __future__ import annotations
 
 import http.client
 import io
-import re
-import select
 import socket
-import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 from urllib.parse import urlsplit
 
 # Bodies up to this size are read all at once; of larger ones only one at a time is in memory whole.
-<<<<<<< HEAD
 _FREE_BYTES = 2**20
 _HEAD_BYTES = 2**16  # read at once before the length of a body is known
-=======
-FREE_BYTES = 2**20
->>>>>>> ebeea77 (Scrapes: an answer that contradicts itself is refused, and no connection that is out of step is kept)
 _HELD_SECONDS = 0.25  # who is not done by then, because its bytes do not come, lets the others go on
 _USUAL_START = (b"HTTP/1.1 200 ", b"HTTP/1.1 200\r\n")
 _UNUSUAL_HEADERS = frozenset(("transfer-encoding", "connection"))
-_HEAD_BYTES = 2**18  # of status and headers, or of what stands behind the last chunk
-_PIECE_BYTES = 2**20
-_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\n]*)?\r?\n")
-_CHUNK_LINE_BYTES = 2**12
 
 
 class Limits:
@@ -109,13 +95,7 @@ class Connection:
         return None
 
     def ask(self, url: str, headers: Mapping[str, str], limits: Limits) -> Answer:
-        """Send a GET and return the answer, its body still to be read.
-
-        Raises:
-            ConnectionError: the other side has closed the connection since, or said what it was not asked.
-        """
-        if self._wire is not None and self._wire.is_readable():
-            raise ConnectionResetError
+        """Send a GET and return the answer, its body still to be read."""
         if self._wire is None:
             self._http.timeout = limits.seconds_left()
             self._http.connect()
@@ -123,7 +103,6 @@ class Connection:
             self._http.sock = self._wire  # for the library to close
         self._wire.limits = limits
         self._wire.sendall(self._request(url, dict(headers)))
-<<<<<<< HEAD
         return self._answer(self._wire)
 
     def go_on(self, limits: Limits) -> Answer:
@@ -137,14 +116,6 @@ class Connection:
         answer = Answer(wire)
         answer.begin()
         self.usual = answer.is_usual
-=======
-        answer = Answer(self._wire)
-        try:
-            answer.begin()
-        except BaseException:
-            answer.close()
-            raise
->>>>>>> ebeea77 (Scrapes: an answer that contradicts itself is refused, and no connection that is out of step is kept)
         return answer
 
     def close(self) -> None:
@@ -184,109 +155,45 @@ class Answer(http.client.HTTPResponse):
         self._usual: dict[str, str] | None = None
 
     def begin(self) -> None:
-        """Read status and headers: usual ones here, all others by the library.
-
-        Raises:
-            HTTPException: they are no headers of an answer, or contradict each other.
-        """
-        self._wire.left = _HEAD_BYTES
+        """Read status and headers: usual ones here, all others by the library."""
         head = self.fp.peek()
         end = head.find(b"\r\n\r\n")
         self._usual = _usual_headers(head[:end]) if end >= 0 else None
         if self._usual is None:
             super().begin()
-            self._wire.left = None
-            self._require_one_length()
             return
-        self._wire.left = None
         self.fp.read(end + 4)
         self.status = self.code = 200
         self.version, self.reason = 11, ""
         self.chunked = self.will_close = False
         self.length = int(self._usual["content-length"])
 
-<<<<<<< HEAD
     @property
     def is_usual(self) -> bool:
         """Say whether it is a small one with usual headers, as it stands and over a connection that stays."""
         return self._usual is not None and _is_small(self._usual)
-=======
-    def _require_one_length(self) -> None:
-        coding = (self.headers.get("transfer-encoding") or "identity").strip().lower()
-        lengths = {text.strip(" \t") for text in self.headers.get_all("content-length") or ()}
-        numbers = all(text.isascii() and text.isdigit() for text in lengths)
-        if coding not in ("chunked", "identity") or len(lengths) > 1 or not numbers:
-            raise http.client.HTTPException("a length that is none, or more than one")
->>>>>>> ebeea77 (Scrapes: an answer that contradicts itself is refused, and no connection that is out of step is kept)
 
     def header(self, name: str) -> str | None:
         """Return a header, by its name in small letters."""
         return self.getheader(name) if self._usual is None else self._usual.get(name)
 
     def read_known(self, length: int) -> bytearray:
-        """Return a body whose length is known; beyond `FREE_BYTES` under the lock."""
+        """Return a body whose length is known; beyond `_FREE_BYTES` under the lock."""
         body = bytearray(length)  # its pages are taken only as they are written
         with memoryview(body) as view:
-            count = self._fill(view[:FREE_BYTES])
-            if length > FREE_BYTES:
+            count = self._fill(view[:_FREE_BYTES])
+            if length > _FREE_BYTES:
                 self._wire.limits.lock()
-                count += self._fill(view[FREE_BYTES:])
+                count += self._fill(view[_FREE_BYTES:])
         if count < length:
             raise http.client.IncompleteRead(b"", length - count)
         return body
 
     def _fill(self, view: memoryview) -> int:
         count = 0
-        while count < len(view) and (more := self.fp.readinto(view[count:])):
+        while count < len(view) and (more := self.readinto(view[count:])):
             count += more
         return count
-
-    @property
-    def ends_with_connection(self) -> bool:
-        """Whether nothing but the end of the connection says where the body ends."""
-        return self.length is None and not self.chunked
-
-    def has_more(self) -> bool:
-        """Say whether more has come than the length says."""
-        self._wire.waits = False
-        try:
-            return bool(self.fp.peek())
-        finally:
-            self._wire.waits = True
-
-    def pieces(self) -> Iterator[bytes]:
-        """Yield a body whose length is not known, piece by piece.
-
-        Raises:
-            HTTPException: a chunk is of another size than it says.
-        """
-        if self.chunked:
-            yield from self._chunks()
-            return
-        while piece := self.fp.read(_PIECE_BYTES):
-            yield piece
-
-    def _chunks(self) -> Iterator[bytes]:
-        while left := self._chunk_size():
-            while left:
-                piece = self.fp.read(min(left, _PIECE_BYTES))
-                if not piece:
-                    raise http.client.IncompleteRead(b"", left)
-                left -= len(piece)
-                yield piece
-            if self.fp.readline(3) not in (b"\r\n", b"\n"):
-                raise http.client.HTTPException("a chunk of another size than it says")
-        self._wire.left = _HEAD_BYTES
-        while line := self.fp.readline(_HEAD_BYTES):
-            if line in (b"\r\n", b"\n"):
-                break
-        self._wire.left = None
-
-    def _chunk_size(self) -> int:
-        found = _CHUNK_SIZE.fullmatch(self.fp.readline(_CHUNK_LINE_BYTES))
-        if found is None:
-            raise http.client.IncompleteRead(b"")
-        return int(found[1], 16)
 
 
 def _usual_headers(head: bytes) -> dict[str, str] | None:
@@ -294,8 +201,6 @@ def _usual_headers(head: bytes) -> dict[str, str] | None:
     if not head.startswith(_USUAL_START):
         return None
     lines = head.decode("iso-8859-1").split("\r\n")[1:]
-    if not head.count(b"\r") == head.count(b"\n") == len(lines):
-        return None  # lines that end otherwise
     fields = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     length = fields.get("content-length", "")
     # A header that is folded, doubled or broken is the library's to judge.
@@ -385,24 +290,12 @@ class _Wire:
     """A socket that waits until the deadline and no longer; it stays open as long as an answer is read from it.
 
     Who has the lock and lets the others wait too long for its bytes gives it away.
-
-    Attributes:
-        limits: of the question that is answered.
-        left: bytes that may still come before it is too much; None: any number.
-        waits: for what is not there yet.
     """
 
     def __init__(self, sock: socket.socket, limits: Limits) -> None:
         self.limits = limits
-        self.left: int | None = None
-        self.waits = True
         self._sock = sock
-<<<<<<< HEAD
         self._ahead = b""  # read, and not taken yet
-=======
-        self._poll = select.poll()
-        self._poll.register(sock, select.POLLIN)
->>>>>>> ebeea77 (Scrapes: an answer that contradicts itself is refused, and no connection that is out of step is kept)
         self._readers = 0
         self._closed = False
 
@@ -416,7 +309,6 @@ class _Wire:
         self._sock.settimeout(self.limits.seconds_left())
         self._sock.sendall(data)
 
-<<<<<<< HEAD
     @property
     def is_plain(self) -> bool:
         """Say whether it is a socket without TLS."""
@@ -460,34 +352,6 @@ class _Wire:
             size = min(len(buffer), len(self._ahead))
             buffer[:size], self._ahead = self._ahead[:size], self._ahead[size:]
             return size
-=======
-    def is_readable(self) -> bool:
-        """Say whether there is something to read now, be it the end."""
-        # What TLS has unpacked already is not the socket's any more.
-        return bool(self._poll.poll(0)) or (isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0)
-
-    def receive(self, buffer: Any) -> int | None:
-        """Receive what is there, at least a byte; 0 at the end, None where nothing is and nobody waits."""
-        if not self.waits:
-            return self._receive_now(buffer)
-        count = self._receive(buffer)
-        if self.left is not None:
-            self.left -= count
-            if self.left < 0:
-                raise http.client.HTTPException("headers without end")
-        return count
-
-    def _receive_now(self, buffer: Any) -> int | None:
-        if not self.is_readable():
-            return None
-        self._sock.settimeout(0)
-        try:
-            return self._sock.recv_into(buffer)
-        except OSError:  # also of TLS, which has received something, and nothing of the answer
-            return None
-
-    def _receive(self, buffer: Any) -> int:
->>>>>>> ebeea77 (Scrapes: an answer that contradicts itself is refused, and no connection that is out of step is kept)
         if self.limits.locked_until is not None:
             left = self.limits.locked_until - time.monotonic()
             try:
@@ -520,7 +384,7 @@ class _Reader(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Any) -> int | None:
+    def readinto(self, buffer: Any) -> int:
         return self._wire.receive(buffer)
 
     def close(self) -> None:

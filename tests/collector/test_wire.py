@@ -61,12 +61,6 @@ def test_an_answer_is_what_the_library_makes_of_it(start: bytes, headers: list[b
     theirs = http.client.HTTPResponse(_Heard(text), method="GET")  # type: ignore[arg-type]
     ours = Answer(_Heard(text))  # type: ignore[arg-type]
     theirs.begin()
-    coding = (theirs.getheader("transfer-encoding") or "identity").split(", ")
-    lengths = {length.strip() for length in theirs.headers.get_all("content-length", [])}
-    if coding not in (["chunked"], ["identity"]) or len(lengths) > 1 or not lengths <= {"1", "2"}:
-        with pytest.raises(http.client.HTTPException, match="a length that is none, or more than one"):
-            ours.begin()  # of these the library takes any
-        return
     ours.begin()
     assert (ours.status, ours.length, ours.chunked, ours.will_close) == (
         theirs.status,
