@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from collector.batch import Batch, Event, Fact, Reject, Subject
 from collector.card_watch import CardWatch
 from collector.clock import to_ms
+from collector.corrections import check_profiles, correct_cards, correct_shares
 from collector.counters import CounterBook
-from collector.cycle import Plan, check_profiles, correct_cards, correct_shares, evaluate, lay_out
+from collector.cycle import Plan, evaluate, lay_out
 from collector.describe import describe_cards, describe_pods, describe_slices, learn_memory
 from collector.facts import FactBook
 from collector.health import XidWatch
@@ -135,7 +136,7 @@ class Assembler:
         cards = self._cards.cards
         xids = xid_readings(live, raw)
         self._xids.observe(xids, self._world.cards, report)
-        correct_cards(numbers, cards, self._world.registry, report)
+        correct_cards(numbers, self._cards, self._world.registry, report)
         shown = {one.state.key: (one.layout, one.scrape.age_seconds) for one in live}
         ages = self._card_watch.observe(cards, numbers, shown, report)
         self._compare_counts(live, now, report)

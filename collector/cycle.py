@@ -9,42 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector.counters import Growth
-from collector.gpu_models import gpu_model, profile_bytes
-from collector.join import SliceRow
 from collector.layout import FIELD_INDEX, FIELDS, GAUGE, INCREMENT, NOWHERE, RATE, Registry, parts_of
-from collector.report import Report
 from collector.slots import Card
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-_PROFILING = np.array(
-    [
-        FIELD_INDEX[name]
-        for name in (
-            "engine_active_ratio",
-            "sm_active_ratio",
-            "sm_occupancy_ratio",
-            "tensor_active_ratio",
-            "fp64_active_ratio",
-            "fp32_active_ratio",
-            "fp16_active_ratio",
-            "dram_active_ratio",
-        )
-    ]
-)
-_BUSY, _MEMORY_BUSY = FIELD_INDEX["busy_ratio"], FIELD_INDEX["memory_busy_ratio"]
-_ENGINE, _POWER, _IDLE = FIELD_INDEX["engine_active_ratio"], FIELD_INDEX["power_watts"], FIELD_INDEX["idle_seconds"]
-_THROTTLES = np.array([FIELD_INDEX[f"throttle_{name}_ratio"] for name in ("power", "thermal", "brake", "other")])
 _MEMORY = np.array([FIELD_INDEX[f"memory_{name}_bytes"] for name in ("used", "free", "reserved")])
-
-# Profiling counters that read 0 while the card is busier than this (or draws more of its power) are stuck.
-_BUSY_CARD = 0.10
-_POWER_SHARE = 0.50
-# A container whose last kernel ended longer ago than this does nothing, whatever its use says (seconds).
-_LONG_IDLE = 300.0
-_RECENT_KERNEL = 60.0
 
 
 @dataclass(slots=True)
@@ -70,6 +42,7 @@ class Plan:
     alive: Ints  # positions in `samples` that tell whether a device's scrape is valid
     counted: Ints  # positions in `samples` of counters
     channels: Ints  # numbers in the registry
+    only: Ints | None  # position of each channel's only sample; None where some channel has several
     scale: Floats  # by channel
     counters: Ints  # positions in `channels` of counters
     counter_numbers: Ints  # of those, in the book
@@ -79,6 +52,7 @@ class Plan:
     own_intervals: Floats  # of the targets of those counters, in seconds; 0: they are read in each cycle
     entry_count: int
     entry_local: Ints  # position of each channel's entry
+    entry_only: Ints | None  # position of each entry's only channel; None where some entry has several, or a floor
     entry_floor: Ints  # parts that an entry needs at least; -1: one that is enough with any
     order: Ints  # positions of entries, the preferred ones last, without the dust bin
     cells: Ints  # of those: where in the matrix
@@ -143,9 +117,9 @@ def lay_out(
     all_channels = np.concatenate([empty, *channels])
     all_cards = np.concatenate([empty, *cards])
     table = registry.tables()
-    used, local = np.unique(all_channels, return_inverse=True)
+    used, first, local = np.unique(all_channels, return_index=True, return_inverse=True)
     manner, read = table.manner[used], table.manner[all_channels]
-    entries, entry_local = np.unique(table.entry[used], return_inverse=True)
+    entries, entry_first, entry_local = np.unique(table.entry[used], return_index=True, return_inverse=True)
     rows, saying = parts_of(entries)
     floor = np.full(len(entries), -1, dtype=np.int64)
     for n in np.flatnonzero(table.strict[saying]).tolist():
@@ -177,6 +151,7 @@ def lay_out(
         alive=np.flatnonzero(table.alive[read] & (all_cards >= 0)),
         counted=counted,
         channels=used,
+        only=_only(used, first, local),
         scale=table.scale[manner],
         counters=counters,
         counter_numbers=table.counter[used[counters]],
@@ -186,11 +161,18 @@ def lay_out(
         own_intervals=own[counters],
         entry_count=len(entries),
         entry_local=entry_local,
+        entry_only=None if (floor >= 0).any() else _only(entries, entry_first, entry_local),
         entry_floor=floor,
         order=order,
         cells=rows[order] * len(FIELDS) + table.field[saying[order]],
         row_count=len(registry.rows),
     )
+
+
+def _only(numbers: Ints, first: Ints, local: Ints) -> Ints | None:
+    """Return which part each number has, where it has one; what goes into the dust bin may be any."""
+    counts = np.bincount(local, minlength=len(numbers))
+    return first if (counts[numbers != NOWHERE] == 1).all() else None
 
 
 def evaluate(
@@ -234,12 +216,8 @@ def evaluate(
     if over.any():
         invalid += [(c, "above_1_capped") for c in used[plan.local[over & plan.caps]].tolist()]
         value = np.minimum(value, plan.clamp)
-    size = len(used)
-    sampled = np.bincount(plan.local, weights=there, minlength=size) > 0
-    count = np.bincount(plan.local, weights=valid, minlength=size)
-    total = np.bincount(plan.local, weights=np.where(valid, value, 0.0), minlength=size)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        result = np.where(count > 0, total / count, np.nan) * plan.scale
+    sampled, mean = _means(plan, value, there, valid)
+    result = mean * plan.scale
     levels = np.full(registry.size, np.nan)
     levels[used] = result
     growth, seconds = np.full(registry.size, np.nan), np.full(registry.size, np.nan)
@@ -252,6 +230,18 @@ def evaluate(
         result[plan.counters] = _scaled(grown, plan, interval_seconds)
     matrix = _cells(plan, result, sampled)
     return Numbers(matrix, growth, seconds, levels, invalid, fallen, dead)
+
+
+def _means(plan: Plan, value: Floats, there: Bools, valid: Bools) -> tuple[Bools, Floats]:
+    """Return which channels have a sample, and the mean of their valid ones: copies of the same value; else NaN."""
+    if plan.only is not None:
+        return there[plan.only], np.where(valid, value, np.nan)[plan.only] + 0.0  # of -0 too it makes 0
+    size = len(plan.channels)
+    sampled = np.bincount(plan.local, weights=there, minlength=size) > 0
+    count = np.bincount(plan.local, weights=valid, minlength=size)
+    total = np.bincount(plan.local, weights=np.where(valid, value, 0.0), minlength=size)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return sampled, np.where(count > 0, total / count, np.nan)
 
 
 def _judge(
@@ -319,13 +309,7 @@ def _scaled(grown: Growth, plan: Plan, interval_seconds: float) -> Floats:
 
 def _cells(plan: Plan, result: Floats, sampled: Bools) -> Floats:
     """Add up the parts of each entry and let the preferred entry of each cell win."""
-    there = ~np.isnan(result)
-    size = plan.entry_count
-    # An empty bincount is of integers, weights or not.
-    total = np.bincount(plan.entry_local, weights=np.where(there, result, 0.0), minlength=size).astype(np.float64)
-    parts = np.bincount(plan.entry_local, weights=there, minlength=size)
-    said = np.bincount(plan.entry_local, weights=sampled, minlength=size)
-    total[(parts == 0) | ((plan.entry_floor >= 0) & (parts < np.maximum(said, plan.entry_floor)))] = np.nan
+    total = _totals(plan, result, sampled) if plan.entry_only is None else result[plan.entry_only]
     matrix = np.full((plan.row_count, len(FIELDS)), np.nan)
     ordered = total[plan.order]
     there = ~np.isnan(ordered)
@@ -333,63 +317,13 @@ def _cells(plan: Plan, result: Floats, sampled: Bools) -> Floats:
     return matrix
 
 
-def correct_cards(numbers: Numbers, cards: Sequence[Card], registry: Registry, report: Report) -> None:
-    """Strike out what a card's own figures give the lie to, in `numbers`, and count it.
-
-    Under MIG the card's busy time is unknown. Profiling counters that read 0 on a busy or hot card are stuck.
-    """
-    matrix = numbers.matrix
-    matrix[:, _THROTTLES] = np.minimum(matrix[:, _THROTTLES], 1.0)
-    if not cards:
-        return
-    rows = np.array([card.row for card in cards], dtype=np.int64)
-    cut = np.array([bool(card.instances) for card in cards])
-    matrix[np.ix_(rows[cut], np.array([_BUSY, _MEMORY_BUSY]))] = np.nan
-    silent = np.flatnonzero(matrix[rows, _ENGINE] == 0)
-    for n in silent.tolist():
-        card = cards[n]
-        model = gpu_model(card.model) if card.model else None
-        hot = model is not None and matrix[card.row, _POWER] > _POWER_SHARE * model.tdp_watts
-        if not (matrix[card.row, _BUSY] > _BUSY_CARD or hot):
-            continue
-        stuck = [card.row]
-        stuck += [registry.row(("instance", card.uuid, gi, profile)) for gi, profile in card.instances.items()]
-        stuck = [row for row in stuck if row < len(matrix)]
-        cells = np.ix_(np.array(stuck), _PROFILING)
-        count = int((~np.isnan(matrix[cells])).sum())
-        matrix[cells] = np.nan
-        report.reject(report.card(card), "engine_active_ratio", "prof_silent_zero", count)
-
-
-def correct_shares(numbers: Numbers, slices: Sequence[SliceRow], report: Report) -> None:
-    """Strike out a vGPU container's use where its last kernel or the card gives it the lie, and count it."""
-    matrix = numbers.matrix
-    by_card: dict[int, list[SliceRow]] = {}
-    for share in slices:
-        if share.kind == "vgpu" and NOWHERE < share.base < len(matrix):
-            by_card.setdefault(share.card.row, []).append(share)
-    for card_row, shares in by_card.items():
-        rows = [share.base for share in shares]
-        busy, idle = matrix[rows, _BUSY], matrix[rows, _IDLE]
-        all_zero = matrix[card_row, _BUSY] > _BUSY_CARD and float(np.nansum(busy)) == 0
-        for share, use, since in zip(shares, busy, idle, strict=True):
-            reason = ""
-            if use > 0 and since > _LONG_IDLE:
-                reason, matrix[share.base, _BUSY] = "stuck_while_idle", 0.0
-            elif use == 0 and all_zero and since < _RECENT_KERNEL:
-                reason, matrix[share.base, _BUSY] = "zero_while_busy", np.nan
-            if reason:
-                report.reject(report.share(share), "busy_ratio", reason)
-
-
-def check_profiles(numbers: Numbers, slices: Sequence[SliceRow], report: Report) -> None:
-    """Count MIG instances whose memory is not what their profile's name says: the label is wrong."""
-    cut = [share for share in slices if share.kind == "mig"]
-    if not cut:
-        return
-    memory = numbers.instance_memory(np.array([share.base for share in cut], dtype=np.int64))
-    for share, measured in zip(cut, memory.tolist(), strict=True):
-        named = profile_bytes(share.profile)
-        # Profiles of one name differ by a tenth from what they hold; another profile differs by far more.
-        if named and (measured < 0.75 * named or measured > 1.15 * named):
-            report.reject(report.share(share), "profile", "profile_mismatch")
+def _totals(plan: Plan, result: Floats, sampled: Bools) -> Floats:
+    """Return the sum of each entry's parts; NaN without one, or with fewer than it needs."""
+    there = ~np.isnan(result)
+    size = plan.entry_count
+    # An empty bincount is of integers, weights or not.
+    total = np.bincount(plan.entry_local, weights=np.where(there, result, 0.0), minlength=size).astype(np.float64)
+    parts = np.bincount(plan.entry_local, weights=there, minlength=size)
+    said = np.bincount(plan.entry_local, weights=sampled, minlength=size)
+    total[(parts == 0) | ((plan.entry_floor >= 0) & (parts < np.maximum(said, plan.entry_floor)))] = np.nan
+    return total

@@ -71,10 +71,11 @@ class SliceTable:
 
 @dataclass(slots=True)
 class CardTable:
-    """The cards that are there, their rows of numbers, and the tags of their rows."""
+    """The cards that are there, their rows of numbers, which are cut into instances, and the tags of their rows."""
 
     cards: Sequence[Card]
     rows: Ints
+    cut: Bools
     tags: Tags
 
 
@@ -85,7 +86,8 @@ def index_cards(cards: Sequence[Card], cluster: str) -> CardTable:
         "node": [card.node for card in cards],
         "gpu": [card.uuid for card in cards],
     }
-    return CardTable(cards, _ints(card.row for card in cards), _columns(tags))
+    cut = np.array([bool(card.instances) for card in cards], dtype=bool)
+    return CardTable(cards, _ints(card.row for card in cards), cut, _columns(tags))
 
 
 def index_slices(join: Join, cluster: str, memory_of: Mapping[str, float]) -> SliceTable:

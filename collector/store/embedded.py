@@ -15,7 +15,6 @@ from pathlib import Path
 import duckdb
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from collector.batch import Batch
@@ -26,7 +25,7 @@ from collector.schema import MEASUREMENTS, Measurement
 from collector.settings import StoreSettings
 from collector.store import catalogue, dropping, sealing, spans
 from collector.store.engine import Engine
-from collector.store.hot import Blob, DecodedCache, conform, count_distinct, decode, encode, gather, measurement_of
+from collector.store.hot import Arrival, Arrivals, Blob, DecodedCache, decode, encode, gather, measurement_of
 from collector.store.outbox import mark_dirty
 from collector.store.reading import RowReader
 from collector.store.request import Pieces, Request, make_request
@@ -71,6 +70,7 @@ class EmbeddedStore(RowReader):
         self._workshop = None if read_only else Workshop(self._folder, settings, self._clock)
         self._write_lock = threading.Lock()
         self._read_lock = threading.Lock()
+        self._arrivals = Arrivals()
         self._cache = DecodedCache()
         self._is_read = False  # rows are kept decoded only for somebody who reads here: a collector does not
         self._engine = Engine()
@@ -97,23 +97,23 @@ class EmbeddedStore(RowReader):
         """
         if self._writer is None or self._facts is None:
             raise _opened_for_reading(self._folder)
-        tables = {name: conform(name, table) for name, table in batch.rows.items() if table.num_rows}
-        encoded = {name: (_describe(name, table), encode(table)) for name, table in tables.items()}
-        clusters = {c for table in tables.values() for c in pc.unique(table.column("cluster")).to_pylist()}
+        tables = {name: self._arrivals.describe(name, table) for name, table in batch.rows.items() if table.num_rows}
+        encoded = {name: encode(one.table) for name, one in tables.items()}
+        clusters = {cluster for one in tables.values() for cluster in one.clusters}
         now = to_ms(self._clock.now())
         starts: dict[str, int] = {}
         with self._write_lock:
             self._require_same_file()
             with catalogue.failures(self._folder, "write to"), catalogue.transaction(self._writer):
                 spans.check_simulated(self._writer, clusters, batch.facts)
-                for name, (described, payload) in encoded.items():
-                    rows = tables[name].num_rows
+                for name, one in tables.items():
+                    rows = one.table.num_rows
                     starts[name] = first = catalogue.take_seq(self._writer, rows)
                     self._writer.execute(
                         "INSERT INTO hot VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                        (first, first + rows - 1, name, *described[:2], rows, described[2], now, payload),
+                        (first, first + rows - 1, name, one.t_min, one.t_max, rows, one.distinct, now, encoded[name]),
                     )
-                    mark_dirty(self._writer, name, tables[name], first + rows - 1)
+                    mark_dirty(self._writer, name, one.table, first + rows - 1)
                 self._facts.apply(batch.facts)
                 spans.write_events(self._writer, batch.events)
                 spans.write_rejects(self._writer, batch.rejects)
@@ -121,7 +121,7 @@ class EmbeddedStore(RowReader):
         if self._is_read:
             with self._read_lock:
                 for name, first in starts.items():
-                    self._cache.put(first, tables[name])
+                    self._cache.put(first, tables[name].table)
 
     def _require_same_file(self) -> None:
         # An unlinked file still takes writes, and nobody would ever read them.
@@ -133,10 +133,10 @@ class EmbeddedStore(RowReader):
                 "put it back, or start again to write to a new one"
             )
 
-    def _count_unsealed(self, tables: Mapping[str, pa.Table]) -> None:
-        for name, table in tables.items():
+    def _count_unsealed(self, tables: Mapping[str, Arrival]) -> None:
+        for name, one in tables.items():
             rows, blobs = self._unsealed.get(name, (0, 0))
-            self._unsealed[name] = (rows + table.num_rows, blobs + 1)
+            self._unsealed[name] = (rows + one.table.num_rows, blobs + 1)
             if self._unsealed[name][0] >= self._settings.seal_rows or self._unsealed[name][1] >= sealing.SEAL_BLOBS:
                 self._unsealed[name] = (0, 0)
                 self._wake.set()
@@ -325,12 +325,6 @@ class EmbeddedStore(RowReader):
         if self._writer is not None:
             with self._write_lock:
                 self._writer.close()
-
-
-def _describe(measurement: str, table: pa.Table) -> tuple[int, int, int]:
-    bounds = pc.min_max(table.column("time").cast(pa.int64()))
-    distinct = count_distinct(measurement_of(measurement), table)
-    return bounds["min"].as_py(), bounds["max"].as_py(), distinct
 
 
 def _damaged(file: Path) -> bool:

@@ -50,33 +50,82 @@ def measurement_of(name: str) -> Measurement:
     return MEASUREMENTS[name]
 
 
-def conform(measurement: str, table: pa.Table) -> pa.Table:
-    """Check rows against the schema; give each column its declared type.
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Rows in the schema, their first and last time in ms, how many distinct keys and times, whose they are."""
+
+    table: pa.Table
+    t_min: int
+    t_max: int
+    distinct: int
+    clusters: frozenset[str]
+
+
+class Arrivals:
+    """Describes tables before they are kept; knows again what the table before had in common with this one.
+
+    A collector's rows have the same columns and the same keys in nearly every cycle.
+    """
+
+    def __init__(self) -> None:
+        self._schemas: dict[str, pa.Schema] = {}
+        self._keys: dict[str, tuple[list[pa.ChunkedArray], int, frozenset[str]]] = {}
+
+    def describe(self, measurement: str, table: pa.Table) -> Arrival:
+        """Check rows against the schema, give each column its declared type, and describe them.
+
+        Raises:
+            KeyError: unknown measurement.
+            InputRejectedError: a time is out of reason.
+            ValueError: a column is unknown, a tag or the time is missing or null.
+        """
+        spec = measurement_of(measurement)
+        known = self._schemas.get(measurement)
+        if known is None or not known.equals(table.schema):
+            table = cast(spec, table)
+            self._schemas[measurement] = table.schema
+        refuse_nulls(spec, table)
+        first, last = check_times(measurement, table)
+        keys = [table.column(tag) for tag in spec.key]
+        columns, distinct, clusters = self._keys.get(measurement, ([], 0, frozenset()))
+        if first != last or len(columns) != len(keys) or not all(map(pa.ChunkedArray.equals, keys, columns)):
+            distinct = count_distinct(spec, table)
+            clusters = frozenset(pc.unique(table.column("cluster")).to_pylist())
+            if first == last:
+                self._keys[measurement] = keys, distinct, clusters
+        return Arrival(table, first, last, distinct, clusters)
+
+
+def cast(spec: Measurement, table: pa.Table) -> pa.Table:
+    """Give each column its declared type.
 
     Raises:
-        KeyError: unknown measurement.
-        InputRejectedError: a time is out of reason.
-        ValueError: a column is unknown, a tag or the time is missing or null.
+        ValueError: a column is unknown, a tag or the time is missing.
     """
-    spec = measurement_of(measurement)
-    declared = _DECLARED[measurement]
-    wanted = ("time", *spec.tags)
+    declared = _DECLARED[spec.name]
     present, known = table.column_names, declared.keys()
     unknown = [name for name in present if name not in known]
-    missing = [name for name in wanted if name not in present]
+    missing = [name for name in ("time", *spec.tags) if name not in present]
     if unknown or missing:
-        raise ValueError(f"{measurement} rows: columns {missing} are missing, {unknown} are unknown to the schema")
+        raise ValueError(f"{spec.name} rows: columns {missing} are missing, {unknown} are unknown to the schema")
     if table.schema.types != [declared[name].type for name in present]:
         table = table.cast(pa.schema([declared[name] for name in present]))
-    for name in wanted:
-        if table.column(name).null_count:
-            raise ValueError(f"{measurement} rows: expected a value of {name!r} in every row, got null")
-    check_times(measurement, table)
     return table
 
 
-def check_times(measurement: str, table: pa.Table) -> None:
-    """Check that rows lie in [`EARLIEST`, `LATEST`).
+def refuse_nulls(spec: Measurement, table: pa.Table) -> None:
+    """Check that each row has a time and all tags.
+
+    Raises:
+        ValueError: one has none.
+    """
+    for name in ("time", *spec.tags):
+        if table.column(name).null_count:
+            raise ValueError(f"{spec.name} rows: expected a value of {name!r} in every row, got null")
+
+
+def check_times(measurement: str, table: pa.Table) -> tuple[int, int]:
+    """Check that rows lie in [`EARLIEST`, `LATEST`); return the first and the last time in ms (0 without rows).
 
     Raises:
         InputRejectedError: some do not.
@@ -89,6 +138,7 @@ def check_times(measurement: str, table: pa.Table) -> None:
             f"{measurement} rows: expected times from {EARLIEST:%Y} to {LATEST:%Y}, got {np.datetime64(wrong, 'ms')}; "
             "correct them, or the clock that stamped them"
         )
+    return first or 0, last or 0
 
 
 def count_distinct(spec: Measurement, table: pa.Table) -> int:
