@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from collector.schema import MEASUREMENTS, Measurement
 from collector.store import catalogue, query
@@ -22,6 +23,7 @@ MERGE_FILES = 12
 _SEAL_AT_ONCE_ROWS = 1_000_000
 # Late rows are written anew with the files they fall into, where these have at most so many times `seal_rows`.
 _CHEAP_FILES = 2
+_MOST_PLACES = 2**62  # that an integer tells apart
 
 
 def seal_and_merge_due(shop: Workshop, owner: str) -> None:
@@ -112,10 +114,28 @@ def _seal_rows(
     for day in sorted({*np.unique(times // DAY_MS).tolist(), *(s.t_min // DAY_MS for s in files)}):
         span = (day * DAY_MS, (day + 1) * DAY_MS)
         parts = [s for s in files if s.t_min // DAY_MS == day]
-        rows = query.merged_rows(spec, spec.field_names, parts, span=span, where={}, clashes=clashes)
-        table = shop.engine.run(query.select_sorted(spec, spec.field_names, rows), hot=hot)
+        if parts or clashes:
+            rows = query.merged_rows(spec, spec.field_names, parts, span=span, where={}, clashes=clashes)
+            table = shop.engine.run(query.select_sorted(spec, spec.field_names, rows), hot=hot)
+        else:
+            inside = (times >= span[0]) & (times < span[1])
+            table = _in_order(spec, hot if inside.all() else hot.filter(pa.array(inside)))
         written.append(shop.write(spec, table))
     return written
+
+
+def _in_order(spec: Measurement, rows: pa.Table) -> pa.Table:
+    """Sort rows by key then time, as `query.select_sorted` does, of which no two have the same key and time."""
+    place, places = np.zeros(rows.num_rows, dtype=np.int64), 1
+    for tag in spec.key:
+        words = rows.column(tag).combine_chunks().dictionary_encode()
+        rank = np.empty(len(words.dictionary), dtype=np.int64)
+        rank[pc.array_sort_indices(words.dictionary).to_numpy()] = np.arange(len(rank))
+        if places * len(rank) > _MOST_PLACES:
+            known, place = np.unique(place, return_inverse=True)
+            places = len(known)
+        place, places = place * len(rank) + rank[words.indices.to_numpy()], places * len(rank)
+    return rows.take(pa.array(np.lexsort((rows.column("t").to_numpy(), place))))
 
 
 def merge(

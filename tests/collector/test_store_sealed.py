@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from collector.schema import MEASUREMENTS
+from collector.store import query, sealing
 from collector.store.engine import Engine
 from collector.store.sealed import decode_sql, encode_column, find_exponent, write_sealed
 
@@ -96,3 +98,24 @@ def test_files_are_plain_parquet_with_their_exponents(tmp_path: Path) -> None:
     assert file.read()["x"].to_pylist() == [25, 50]
     assert file.metadata.row_group(0).column(3).compression == "ZSTD"
     assert "BYTE_STREAM_SPLIT" in file.metadata.row_group(0).column(3).encodings
+
+
+words = st.sampled_from(["", "a", "A", "b", "ab", "a b", "\u00e4", "\uffff", "\U0001f600", "z\x00", "~", "10", "9"])
+
+
+@pytest.mark.parametrize("most", [2**62, 3])
+@settings(deadline=None)
+@given(keys=st.lists(st.tuples(words, words, words, words, st.integers(0, 5)), unique=True, max_size=30))
+def test_rows_are_sorted_as_the_engine_sorts_them(most: int, keys: list[tuple[str, str, str, str, int]]) -> None:
+    spec = MEASUREMENTS["slice"]
+    *tags, times = map(list, zip(*keys, strict=True)) if keys else ([], [], [], [], [])
+    columns = {"t": pa.array(times, pa.int64())}
+    columns |= {tag: pa.array(tags[n % 4], pa.string()) for n, tag in enumerate(spec.tags)}
+    columns |= {"seq": pa.array(range(len(keys)), pa.int64()), "busy_ratio": pa.array([0.5] * len(keys))}
+    rows = pa.table(columns)
+    engine = Engine()
+    wanted = engine.run(query.select_sorted(spec, ["busy_ratio"], "SELECT * FROM hot"), hot=rows)
+    engine.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sealing, "_MOST_PLACES", most)
+        assert sealing._in_order(spec, rows).to_pydict() == wanted.to_pydict()
