@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
+from collector.columns import number_column, text_column
 from collector.schema import MEASUREMENTS
 
 SubjectKind = Literal["cluster", "node", "gpu", "slice", "workload", "pod", "queue"]
@@ -119,15 +120,10 @@ def make_rows(
     if missing or unknown:
         raise ValueError(f"{measurement} rows: expected tags {spec.tags}; missing {missing}, unknown fields {unknown}")
     times = np.asarray(times_ms, dtype="datetime64[ms]").astype(np.int64)
-    arrays = [_column(times, pa.timestamp("ms", tz="UTC"))]
-    arrays += [one if isinstance(one := tags[tag], pa.Array) else pa.array(one, pa.string()) for tag in spec.tags]
-    arrays += [_column(np.asarray(values, dtype=np.float64), pa.float64()) for values in fields.values()]
+    arrays = [number_column(times, kind=pa.timestamp("ms", tz="UTC"))]
+    arrays += [one if isinstance(one := tags[tag], pa.Array) else text_column(list(one)) for tag in spec.tags]
+    arrays += [number_column(np.asarray(values, dtype=np.float64)) for values in fields.values()]
     return pa.Table.from_arrays(arrays, schema=_row_schema(measurement, tuple(fields)))
-
-
-def _column(values: np.ndarray, kind: pa.DataType) -> pa.Array:
-    """Return a column over the very memory of `values`: `pa.array` asks of each whether it is one of pandas'."""
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
 @lru_cache(maxsize=256)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Protocol
-
-import pandas as pd
+from typing import TYPE_CHECKING, Protocol
 
 from collector.batch import Batch
 from collector.window import Window
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Aggregate = str  # mean, min, max, sum, count, first, last, or pNN / pNN.N (nearest rank)
 Where = Mapping[str, str | Sequence[str]]  # tag -> value, or any of several values

@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from collector.batch import Batch, make_rows
+from collector.columns import bool_column, text_column
 from collector.cycle import Numbers
 from collector.gpu_models import gpu_model
 from collector.join import Join, SliceRow
@@ -210,7 +211,7 @@ def kept(tags: Tags, matrix: Floats, keep: Bools) -> tuple[Tags, Floats]:
     """Return tags and values of the rows that are kept."""
     if keep.all():
         return tags, matrix
-    mask = pa.array(keep)
+    mask = bool_column(keep)
     return {name: values.filter(mask) for name, values in tags.items()}, matrix[keep]
 
 
@@ -237,7 +238,7 @@ def _granted(share: SliceRow, memory_of: Mapping[str, float]) -> tuple[float, fl
 
 
 def _columns(tags: Mapping[str, Sequence[str]]) -> Tags:
-    return {name: pa.array(values, pa.string()) for name, values in tags.items()}
+    return {name: text_column(values) for name, values in tags.items()}
 
 
 def _ints(values: Iterable[int]) -> Ints:

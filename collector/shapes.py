@@ -17,6 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from collector.columns import bools_of, number_column, numbers_of
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -164,16 +166,16 @@ class _Piece:
         if offsets is None:
             return None
         cuts = _pieces(offsets, view)
-        same = pc.equal(cuts, _pieces(self.offsets, self._unpacked())).to_numpy(zero_copy_only=False)
+        same = bools_of(pc.equal(cuts, _pieces(self.offsets, self._unpacked())))
         if not same[::2].all():
             return None
         changed = np.flatnonzero(~same[1::2])
-        texts = cuts.take(pa.array(2 * changed + 1))
+        texts = cuts.take(number_column(2 * changed + 1))
         if texts.buffers()[2].to_pybytes().translate(None, _DIGITS):
             return None  # Arrow has its own mind about `nan` and `inf`
         numbers = self.numbers.copy()
         try:
-            numbers[changed] = pc.cast(texts, pa.float64()).to_numpy()
+            numbers[changed] = numbers_of(pc.cast(texts, pa.float64()))
         except pa.ArrowInvalid:
             return None
         return int(offsets[-1]), numbers

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from collector.batch import Batch
 from collector.clock import to_ms
+from collector.columns import bool_column, text_column
 from collector.cycle import Numbers
 from collector.facts import FactBook
 from collector.join import Join, SliceRow
@@ -39,6 +39,7 @@ Floats = NDArray[np.float64]
 
 _ACTIVITY = [SLICE_INDEX[name] for name in ("sm_active_ratio", "engine_active_ratio")]
 _AT_WORK = 0.1
+_UNKNOWN = text_column([UNKNOWN])[0]
 
 
 @dataclass(slots=True)
@@ -124,7 +125,7 @@ class SliceBoard:
         overdue = np.zeros(len(shares), dtype=bool)
         overdue[table.waiting] = ~waiting[table.waiting]
         if overdue.any():
-            unknown = {name: pc.if_else(pa.array(overdue), UNKNOWN, tags[name]) for name in ("tenant", "workload")}
+            unknown = {name: pc.if_else(bool_column(overdue), _UNKNOWN, tags[name]) for name in ("tenant", "workload")}
             tags = {**tags, **unknown}
         add_rows(batch, "slice", now_ms, *kept(tags, matrix, keep & ~waiting))
         return changed
@@ -144,7 +145,7 @@ class SliceBoard:
             values = (self._cluster, share.card.node, share.card.uuid, share.slice, *owner)
             for tag, value in zip(SLICE.tags, values, strict=True):
                 tags[tag].append(value)
-        columns = {tag: pa.array(values, pa.string()) for tag, values in tags.items()}
+        columns = {tag: text_column(values) for tag, values in tags.items()}
         add_rows(batch, "slice", held.now_ms, columns, np.stack([values for _, values in held.rows]))
 
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 # Bodies up to this size are read all at once; of larger ones only one at a time is in memory whole.
 _FREE_BYTES = 2**20
-_HEAD_BYTES = 2**16  # read at once before the length of a body is known
+_HEAD_BYTES = 2**16  # read at once before the length of a body is known, and of a large one before its turn
 _HELD_SECONDS = 0.25  # who is not done by then, because its bytes do not come, lets the others go on
 _USUAL_START = (b"HTTP/1.1 200 ", b"HTTP/1.1 200\r\n")
 _UNUSUAL_HEADERS = frozenset(("transfer-encoding", "connection"))
@@ -179,12 +179,13 @@ class Answer(http.client.HTTPResponse):
 
     def read_known(self, length: int) -> bytearray:
         """Return a body whose length is known; beyond `_FREE_BYTES` under the lock."""
-        body = bytearray(length)  # its pages are taken only as they are written
-        with memoryview(body) as view:
-            count = self._fill(view[:_FREE_BYTES])
-            if length > _FREE_BYTES:
-                self._wire.limits.lock()
-                count += self._fill(view[_FREE_BYTES:])
+        body = bytearray(length if length <= _FREE_BYTES else _HEAD_BYTES)
+        count = self._fill(memoryview(body))
+        if length > _FREE_BYTES and count == len(body):
+            self._wire.limits.lock()
+            body, first = bytearray(length), body
+            body[:count] = first
+            count += self._fill(memoryview(body)[count:])
         if count < length:
             raise http.client.IncompleteRead(b"", length - count)
         return body

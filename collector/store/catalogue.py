@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import duckdb
 import pyarrow as pa
 
 from collector.errors import ConfigurationError, UnreachableError
+from collector.store.engine import EngineError
 
 FORMAT = 2
 BUSY_TIMEOUT_MS = 30_000
@@ -214,7 +214,7 @@ def failures(folder: Path, action: str) -> Iterator[None]:
             f"cannot {action} {folder / 'store.db'}: {_first_line(error)}; check its disk, "
             "or restore it from a backup, or set store.path to another folder"
         ) from error
-    except (duckdb.Error, pa.ArrowException, OSError) as error:
+    except (EngineError, pa.ArrowException, OSError) as error:
         raise UnreachableError(
             f"cannot {action} the files of the store in {folder}: {_first_line(error)}; check its disk, "
             "or restore them from a backup, or set store.path to another folder"

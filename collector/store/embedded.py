@@ -11,11 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import duckdb
-import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from collector.batch import Batch
 from collector.clock import Clock, SystemClock, from_ms, to_ms
@@ -24,7 +22,7 @@ from collector.protocols import Where
 from collector.schema import MEASUREMENTS, Measurement
 from collector.settings import StoreSettings
 from collector.store import catalogue, dropping, sealing, spans
-from collector.store.engine import Engine
+from collector.store.engine import Engine, EngineError
 from collector.store.hot import Arrival, Arrivals, Blob, DecodedCache, decode, encode, gather, measurement_of
 from collector.store.outbox import mark_dirty
 from collector.store.reading import RowReader
@@ -32,6 +30,9 @@ from collector.store.request import Pieces, Request, make_request
 from collector.store.segments import read_segments
 from collector.store.workshop import Workshop
 from collector.window import Window
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 15.0
@@ -155,7 +156,7 @@ class EmbeddedStore(RowReader):
                 return
             try:
                 self.maintain()
-            except (sqlite3.Error, duckdb.Error, pa.ArrowException, OSError, TrimtabError) as error:
+            except (sqlite3.Error, EngineError, pa.ArrowException, OSError, TrimtabError) as error:
                 _log.error("sealing the store in %s failed and is tried again: %s", self._folder, error)
 
     def delete(self, measurement: str, window: Window, where: Where | None = None) -> int:
@@ -273,7 +274,7 @@ class EmbeddedStore(RowReader):
             hot = gather(request.spec, request.fields, snapshot.tables, [b.seq_min for b in snapshot.blobs])
             try:
                 return self.run(self._engine, request, snapshot.pieces, hot)
-            except (duckdb.Error, pa.ArrowException, OSError) as error:
+            except (EngineError, pa.ArrowException, OSError) as error:
                 failure: Exception = error
         files = [segment.path for segment in snapshot.pieces.segments]
         raise UnreachableError(
@@ -328,6 +329,8 @@ class EmbeddedStore(RowReader):
 
 
 def _damaged(file: Path) -> bool:
+    import pyarrow.parquet as pq  # noqa: PLC0415  who only writes rows does without it
+
     try:
         pq.read_table(file)
     except (pa.ArrowException, OSError):

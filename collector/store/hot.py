@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from collector.clock import EARLIEST, LATEST, to_ms
+from collector.columns import number_column, numbers_of, text_column
 from collector.errors import InputRejectedError
 from collector.schema import MEASUREMENTS, Measurement
 
@@ -19,6 +20,7 @@ _EARLIEST_MS, _LATEST_MS = (to_ms(instant) for instant in (EARLIEST, LATEST))
 _DECLARED = {name: {f.name: f for f in spec.arrow_schema()} for name, spec in MEASUREMENTS.items()}
 # Threads cost ten times the work itself on blobs of this size.
 _WRITE = pa.ipc.IpcWriteOptions(use_threads=False)
+_BETWEEN = text_column(["\x1f"])[0]
 _READ = pa.ipc.IpcReadOptions(use_threads=False)
 
 
@@ -148,7 +150,7 @@ def count_distinct(spec: Measurement, table: pa.Table) -> int:
     bounds = pc.min_max(times)
     if bounds["min"] != bounds["max"]:
         columns.append(times.cast(pa.string()))
-    joined = columns[0] if len(columns) == 1 else pc.binary_join_element_wise(*columns, "\x1f")
+    joined = columns[0] if len(columns) == 1 else pc.binary_join_element_wise(*columns, _BETWEEN)
     return int(pc.count_distinct(joined).as_py())
 
 
@@ -220,12 +222,12 @@ def gather(spec: Measurement, fields: Sequence[str], tables: Sequence[pa.Table],
         numbers = np.empty(0, dtype=np.int64)
     columns: dict[str, pa.Array] = {"t": rows.column("time").cast(pa.int64())}
     columns |= {tag: rows.column(tag) for tag in spec.tags}
-    columns["seq"] = pa.array(numbers)
+    columns["seq"] = number_column(numbers)
     present = set(rows.column_names)
     for name in fields:
         if name in present:
-            # The round trip by numpy turns NaN into null at C speed.
-            columns[name] = pa.array(rows.column(name).to_numpy(), from_pandas=True, type=pa.float64())
+            values = numbers_of(rows.column(name))
+            columns[name] = number_column(values, absent=np.isnan(values))
         else:
             columns[name] = pa.nulls(rows.num_rows, pa.float64())
     return pa.table(columns)

@@ -25,12 +25,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 
 from collector.clock import from_ms, to_ms
+from collector.columns import numbers_of
 from collector.errors import UnreachableError
 from collector.schema import MEASUREMENTS, Measurement
 from collector.settings import StoreSettings
@@ -41,6 +42,9 @@ from collector.store.partials import clashes, read_partials
 from collector.store.request import HOUR, RAW, STEP_MS, Segment
 from collector.store.segments import read_segments
 from collector.window import Window
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _AT_ONCE_ROWS = 200_000  # of one sealed file held in memory; read whole, it would be scanned once for each shipment
 _ATTEMPTS = 3
@@ -273,7 +277,7 @@ class Outbox:
             statement = f"SELECT * FROM ({select}) WHERE seq BETWEEN {first} AND {last} ORDER BY seq"  # noqa: S608
             known = (first, last, _shown(spec, self._engine.run(statement, hot=empty)))
             self._loaded[segment.id] = known
-        numbers = known[2].column("seq").to_numpy()
+        numbers = numbers_of(known[2].column("seq"))
         start, end = np.searchsorted(numbers, [first, through + 1])
         return known[2].slice(start, end - start)
 
@@ -329,7 +333,7 @@ def mark_dirty(db: sqlite3.Connection, measurement: str, rows: pa.Table, seq: in
     """Inside the transaction that writes `rows`, the last of which is numbered `seq`: note their hours for shippers."""
     names = [row[0] for row in db.execute("SELECT name FROM cursor")]
     if names:
-        times = rows.column("time").cast(pa.int64()).to_numpy()
+        times = numbers_of(rows.column("time"))
         hours = np.unique(times // STEP_MS[HOUR]) * STEP_MS[HOUR]
         _mark(db, [(name, measurement, hour, seq) for name in names for hour in hours.tolist()])
 

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import pandas as pd
 import pyarrow as pa
 
 from collector.protocols import Aggregate
 from collector.schema import UNKNOWN, Measurement
 from collector.store.request import PERCENTILE, RAW, Pieces, Range, Request, Segment, choose_tier
 from collector.store.sealed import decode_sql
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def _quote(text: str) -> str:

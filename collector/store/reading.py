@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
-import pandas as pd
 import pyarrow as pa
 
 from collector.clock import from_ms
@@ -18,6 +18,9 @@ from collector.store.hot import measurement_of
 from collector.store.recent import fits, recent_rows
 from collector.store.request import RAW, Pieces, Request, make_request
 from collector.window import Window
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class RowReader(ABC):

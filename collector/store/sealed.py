@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from collector.atomic import force_to_disk
+from collector.columns import number_column, numbers_of
 
 MAX_EXPONENT = 7
 ROW_GROUP_ROWS = 122_880
@@ -60,18 +60,16 @@ def find_exponent(values: np.ndarray) -> int | None:
 
 def encode_column(column: pa.ChunkedArray | pa.Array) -> tuple[pa.Array, int | None]:
     """Return a float64 column as it is written, and its exponent (None: float64 as it is)."""
-    if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
-    values = column.to_numpy(zero_copy_only=False)
+    values = numbers_of(column)
     absent = np.isnan(values)
     present = values[~absent] if absent.any() else np.ascontiguousarray(values)
     exponent = find_exponent(present)
     if exponent is None:
-        return pa.array(values, mask=absent), None
+        return number_column(values, absent=absent), None
     integers = np.zeros(len(values), dtype=np.float64)
     integers[~absent] = np.rint(present * 10.0**exponent)
     small = np.abs(integers).max(initial=0.0) <= _INT32_LIMIT
-    return pa.array(integers.astype(np.int32 if small else np.int64), mask=absent), exponent
+    return number_column(integers.astype(np.int32 if small else np.int64), absent=absent), exponent
 
 
 def decode_sql(name: str, exponents: Exponents) -> str:
@@ -89,6 +87,8 @@ def write_sealed(path: Path, table: pa.Table, tags: Sequence[str]) -> dict[str, 
 
     The file's columns are `time` (ms, UTC), tags, `seq` and the encoded fields.
     """
+    import pyarrow.parquet as pq  # noqa: PLC0415  a collector seals late, and must start small
+
     plain = {"t", "seq", *tags}
     columns: dict[str, pa.Array] = {"time": table.column("t").cast(pa.timestamp("ms", tz="UTC"))}
     columns |= {tag: table.column(tag) for tag in tags}

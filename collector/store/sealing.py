@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from collector.columns import bool_column, number_column, numbers_of
 from collector.schema import MEASUREMENTS, Measurement
 from collector.store import catalogue, query
 from collector.store.hot import Blob, decode, gather
@@ -64,7 +65,7 @@ def _small_files_around(shop: Workshop, spec: Measurement, late: pa.Table) -> li
     """Return files that late rows fall into and that are cheap to write anew with them, so that nothing clashes."""
     if not late.num_rows:
         return []
-    times = late.column("t").to_numpy()
+    times = numbers_of(late.column("t"))
     limit = catalogue.slowest_cursor(shop.db)
     most = _CHEAP_FILES * shop.settings.seal_rows
     return [
@@ -99,8 +100,8 @@ def _parted(rows: pa.Table, sealed_to: int | None) -> tuple[pa.Table, pa.Table]:
     """Part rows at what is sealed already, so that a few late ones do not make a whole day contested."""
     if sealed_to is None:
         return rows.slice(0, 0), rows
-    late = rows.column("t").to_numpy() <= sealed_to
-    return rows.filter(pa.array(late)), rows.filter(pa.array(~late))
+    late = numbers_of(rows.column("t")) <= sealed_to
+    return rows.filter(bool_column(late)), rows.filter(bool_column(~late))
 
 
 def _seal_rows(
@@ -108,7 +109,7 @@ def _seal_rows(
 ) -> list[FileGroup]:
     """Write unsealed rows, merged with the rows of `files`, by the day."""
     clashes = Pieces(files, ranges, {}).clashes
-    times = hot.column("t").to_numpy()
+    times = numbers_of(hot.column("t"))
     written = []
     # Only days that have rows: one row of long ago must not cost a query for each day since.
     for day in sorted({*np.unique(times // DAY_MS).tolist(), *(s.t_min // DAY_MS for s in files)}):
@@ -119,7 +120,7 @@ def _seal_rows(
             table = shop.engine.run(query.select_sorted(spec, spec.field_names, rows), hot=hot)
         else:
             inside = (times >= span[0]) & (times < span[1])
-            table = _in_order(spec, hot if inside.all() else hot.filter(pa.array(inside)))
+            table = _in_order(spec, hot if inside.all() else hot.filter(bool_column(inside)))
         written.append(shop.write(spec, table))
     return written
 
@@ -130,12 +131,12 @@ def _in_order(spec: Measurement, rows: pa.Table) -> pa.Table:
     for tag in spec.key:
         words = rows.column(tag).combine_chunks().dictionary_encode()
         rank = np.empty(len(words.dictionary), dtype=np.int64)
-        rank[pc.array_sort_indices(words.dictionary).to_numpy()] = np.arange(len(rank))
+        rank[numbers_of(pc.array_sort_indices(words.dictionary))] = np.arange(len(rank))
         if places * len(rank) > _MOST_PLACES:
             known, place = np.unique(place, return_inverse=True)
             places = len(known)
-        place, places = place * len(rank) + rank[words.indices.to_numpy()], places * len(rank)
-    return rows.take(pa.array(np.lexsort((rows.column("t").to_numpy(), place))))
+        place, places = place * len(rank) + rank[numbers_of(words.indices)], places * len(rank)
+    return rows.take(number_column(np.lexsort((numbers_of(rows.column("t")), place))))
 
 
 def merge(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from collector.batch import Event, Fact, Reject, Subject
 from collector.clock import to_ms
 from collector.errors import ConfigurationError
 from collector.store.catalogue import take_seq
 from collector.window import Window
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SUBJECT_COLUMNS = ("kind", "cluster", "node", "gpu", "slice", "object")
 FACT_COLUMNS = (*SUBJECT_COLUMNS, "name", "value", "from", "to", "provenance")
@@ -160,6 +162,8 @@ def write_rejects(db: sqlite3.Connection, rejects: Sequence[Reject]) -> None:
 
 def text_frame(rows: Sequence[tuple[object, ...]], columns: Sequence[str], times: Sequence[str]) -> pd.DataFrame:
     """Build a frame from SQLite rows: `times` from milliseconds (None is NaT), `count` as integer, the rest as text."""
+    import pandas as pd  # noqa: PLC0415  who only writes does without it
+
     series: dict[str, pd.Series] = {}
     for index, name in enumerate(columns):
         values = [row[index] for row in rows]

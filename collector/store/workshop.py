@@ -19,6 +19,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from collector.clock import Clock, from_ms, to_ms
+from collector.columns import number_column, numbers_of
 from collector.errors import UnreachableError
 from collector.schema import Measurement
 from collector.settings import StoreSettings
@@ -112,7 +113,7 @@ class Workshop:
         group = FileGroup(spec.name, _bounds(table, "seq"))
         raw = self.add_file(group, spec, RAW, table)
         fields = [n for n in spec.field_names if table.column(n).null_count < table.num_rows]
-        times = table.column("t").to_numpy()
+        times = numbers_of(table.column("t"))
         steps = times // STEP_MS[MINUTE]
         lone = bool((steps[1:] != steps[:-1]).all())  # the usual cycle is a minute: there is nothing to aggregate then
         if lone and (steps * STEP_MS[MINUTE] == times).all():
@@ -120,7 +121,7 @@ class Workshop:
             finer = table
         else:
             if lone:
-                finer = table.drop_columns(["seq"]).set_column(0, "t", pa.array(steps * STEP_MS[MINUTE]))
+                finer = table.drop_columns(["seq"]).set_column(0, "t", number_column(steps * STEP_MS[MINUTE]))
             else:
                 finer = self._downsampled(spec, fields, table, MINUTE, of_partials=False)
             self.add_file(group, spec, MINUTE, finer)
@@ -229,5 +230,5 @@ def with_tiers(raw: Sequence[Segment], segments: Sequence[Segment]) -> list[int]
 
 
 def _bounds(table: pa.Table, column: str) -> tuple[int, int]:
-    values = table.column(column).to_numpy()
+    values = numbers_of(table.column(column))
     return int(values.min()), int(values.max())

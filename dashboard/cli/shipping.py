@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Protocol, runtime_checkable
 
 import typer
 
@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 
+@runtime_checkable
+class _Shipping(Protocol):
+    """A store that feeds another one. Asked by its methods: the class of it would load pandas and DuckDB."""
+
+    def keep_shipping(self, ended: threading.Event) -> None: ...
+
+    def ship(self) -> None: ...
+
+
 def register(group: typer.Typer) -> None:
     """Add the commands to `trimtab store`."""
     for command in (status, ship, prepare, forget):
@@ -33,9 +42,7 @@ def register(group: typer.Typer) -> None:
 @contextmanager
 def shipping(store: Store) -> Iterator[None]:
     """Feed InfluxDB beside the block, and what the block wrote last at its end, where InfluxDB is configured."""
-    from collector.influx.store import InfluxStore  # noqa: PLC0415  DuckDB loads slowly
-
-    if not isinstance(store, InfluxStore):
+    if not isinstance(store, _Shipping):
         yield
         return
     ended = threading.Event()
@@ -50,9 +57,7 @@ def shipping(store: Store) -> Iterator[None]:
 
 def ship_once(store: Store) -> None:
     """Send what one cycle gave, where InfluxDB is configured."""
-    from collector.influx.store import InfluxStore  # noqa: PLC0415
-
-    if isinstance(store, InfluxStore):
+    if isinstance(store, _Shipping):
         try:
             store.ship()
         except TrimtabError as error:

@@ -11,9 +11,21 @@ import pytest
 
 from dashboard.cli import index
 from dashboard.cli.index import ENTRIES, load_module
+from tests.servers import pages
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAVY = ("pandas", "pyarrow", "duckdb", "sklearn", "streamlit", "scipy", "numpy")
+HEAVY = (
+    "duckdb",
+    "influxdb_client",
+    "kubernetes",
+    "numpy",
+    "pandas",
+    "prometheus_api_client",
+    "pyarrow",
+    "scipy",
+    "sklearn",
+    "streamlit",
+)
 CALL = """
 import json, sys
 from dashboard.cli.root import run
@@ -53,6 +65,16 @@ def loaded(folder: Path, *arguments: str) -> tuple[int, list[str]]:
 )
 def test_light_commands_load_nothing_heavy(tmp_path: Path, arguments: list[str]) -> None:
     assert loaded(tmp_path, *arguments) == (0, [])
+
+
+def test_a_collector_that_scrapes_loads_neither_pandas_nor_a_database_engine(tmp_path: Path) -> None:
+    labels = (
+        'gpu="0",UUID="GPU-1",modelName="NVIDIA H100 80GB HBM3",Hostname="n1",namespace="team",pod="p",container="c"'
+    )
+    body = f"# TYPE DCGM_FI_DEV_GPU_UTIL gauge\nDCGM_FI_DEV_GPU_UTIL{{{labels}}} 50\n"
+    (tmp_path / "trimtab.toml").write_text("[store]\npath = 'store'\n")
+    with pages({"/metrics": lambda: body}) as address:
+        assert loaded(tmp_path, "collect", "--once", "--target", f"{address}/metrics") == (0, ["numpy", "pyarrow"])
 
 
 def test_the_look_at_loaded_packages_sees_them(tmp_path: Path) -> None:
