@@ -20,6 +20,7 @@ from analyzer.findings import Effect, Finding, Role, SubjectRef, Verdict, make_f
 from analyzer.protocols import Context, Partition
 from analyzer.settings import AnalyzeSettings
 from benchmarks.colocation import REPORTED_SEEDS, additive, draw, load, ours, score, shared_file
+from benchmarks.colocation_ceiling import Ceiling
 from tests.analyzer.conftest import MakeNode, Node
 
 LIMIT = 1.5
@@ -197,6 +198,21 @@ def test_real_pairs_are_predicted_better_than_by_an_additive_model() -> None:
         theirs, theirs_auc = score(unknown, additive(known, unknown))
         assert mine > theirs + 0.05
         assert auc > theirs_auc
+
+
+def test_the_ceiling_tells_what_its_parts_can_express_and_nothing_of_what_they_cannot() -> None:
+    """A truth of rates alone, alike on both kinds, is told from a few pairs; a coin for each pair is not."""
+    rates = np.linspace(-1.0, 1.0, 6)
+    rng = np.random.default_rng(3)
+    solos = [
+        Solo(f"w{i}", card, features={"log rate": k * rates[i]}) for card, k in (("A", 1), ("B", 2)) for i in range(6)
+    ]
+    own = rates[:, None] - rates
+    for logs, least, most in ((0.6 + 0.1 * own, 0.9, 1.0), (0.6 + 0.1 * rng.normal(size=(6, 6)), -1.0, 0.3)):
+        here, there = as_pairs(logs, "A"), as_pairs(logs if least > 0 else rng.permutation(logs), "B")
+        few, rest = draw(here, 0.1, 1)
+        told = Ceiling([*here, *there], solos).told([*there, *few], rest)
+        assert least <= score(rest, told)[0] <= most
 
 
 # TT111
