@@ -46,7 +46,7 @@ def measure_ledger(partition: Partition) -> pd.DataFrame:
     Returns:
         Columns cluster, node, gpu, slice, tenant, workload, hour (ms since the epoch), capacity, used, held_unused,
         free, stranded, unobserved (SM-seconds), `assumed_sms`, `estimated_quota`, and those of
-        `analyzer.useful.measure_useful`.
+        `analyzer.useful.measure_card_work`.
     """
     wanted = demand(requests(partition.facts), partition.window)
     frames = []

@@ -10,15 +10,13 @@ A slow clock stretches SM-seconds as much as it stretches time, so costs are cou
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from analyzer.protocols import Partition
 from analyzer.runs import run_starts
-from analyzer.shares import Card, Vector, cards
+from analyzer.shares import Card, Vector
 
 # A card whose SM count nobody tells is counted as one with so many, and listed as assumed.
 ASSUMED_SM_COUNT = 100.0
@@ -27,6 +25,9 @@ HOUR_MS = 3_600_000
 # The least disturbed intervals: this share of those with enough work, but not fewer than the count (else all).
 _CALM_SHARE = 0.2
 _CALM_FEWEST = 12
+# Who is disturbed nearly always is calm for less than that: where the paces fall into two groups that stand so many
+# standard deviations and so large a ratio apart, only the faster half of the faster group is calm.
+_APART, _APART_RATIO = 5.0, 1.05
 # An interval with less than this share of the workload's median work is too thin: background use would weigh too much.
 _THIN_WORK = 0.3
 # Of several slices of one workload the calm ones are believed: this quantile of their costs, weighed by samples.
@@ -73,12 +74,6 @@ def per_hour(values: np.ndarray, first: np.ndarray) -> np.ndarray:
     return np.asarray(np.add.reduceat(np.nan_to_num(values, nan=0.0), first, axis=0))
 
 
-def measure_useful(partition: Partition) -> pd.DataFrame:
-    """Return work and cost per slice and hour of one node: columns `WORK_COLUMNS`; SM-seconds, units of work."""
-    frames = [measure_card_work(card) for card in cards(partition)]
-    return pd.concat([f for f in frames if len(f)], ignore_index=True) if any(len(f) for f in frames) else no_work()
-
-
 def no_work() -> pd.DataFrame:
     """Return an empty frame of `WORK_COLUMNS`."""
     text = {*WORK_COLUMNS[:6], "model", "unit"}
@@ -102,7 +97,7 @@ def throttled(card: Card) -> np.ndarray:
 
 
 def measure_card_work(card: Card) -> pd.DataFrame:
-    """Return the rows of `measure_useful` for one card."""
+    """Return work and cost of each holding and hour of a card: columns `WORK_COLUMNS`; SM-seconds, units of work."""
     seconds = card.interval_seconds
     rates = card.of_slices("requests_per_second")
     within = card.of_slices("within_objective_per_second")
@@ -170,10 +165,34 @@ def _solo(sm_seconds: Vector, work: Vector, pace: Vector, clock: Vector) -> Solo
     seconds = pace[good] * clock[good]
     rank = spent / done if np.isnan(seconds).mean() > 0.5 else seconds
     known = np.flatnonzero(~np.isnan(rank))
-    count = min(max(round(_CALM_SHARE * len(known)), _CALM_FEWEST), len(known))
-    calm = known[np.argsort(rank[known], kind="stable")[:count]]
+    order = known[np.argsort(rank[known], kind="stable")]
+    count = min(max(min(round(_CALM_SHARE * len(known)), faster_group(rank[order]) // 2), _CALM_FEWEST), len(known))
+    calm = order[:count]
     step = float(np.median(seconds[calm])) if not np.isnan(seconds[calm]).any() else np.nan
     return Solo(float(spent[calm].sum() / done[calm].sum()), step, count)
+
+
+def faster_group(ranks: Vector) -> int:
+    """Return how many of the lowest values stand apart from the rest; all where there are no two groups.
+
+    The cut is the one with the least variance within both groups (Otsu, 1979), of logarithms.
+
+    Args:
+        ranks: positive, sorted.
+    """
+    count = len(ranks)
+    if count < 2 * _CALM_FEWEST:
+        return count
+    logs = np.log(ranks) - np.log(ranks[0])
+    sums, squares, sizes = np.cumsum(logs), np.cumsum(logs**2), np.arange(1, count)
+    low, high = sums[:-1] / sizes, (sums[-1] - sums[:-1]) / (count - sizes)
+    low_variance = np.maximum(squares[:-1] / sizes - low**2, 0.0)
+    high_variance = np.maximum((squares[-1] - squares[:-1]) / (count - sizes) - high**2, 0.0)
+    cut = int(np.argmin(sizes * low_variance + (count - sizes) * high_variance))
+    spread = np.sqrt((low_variance[cut] + high_variance[cut]) / 2)
+    gap = high[cut] - low[cut]
+    apart = gap > max(_APART * spread, np.log(_APART_RATIO)) and sizes[cut] >= _CALM_FEWEST
+    return int(sizes[cut]) if apart else count
 
 
 def _contended(sm_seconds: Vector, work: Vector, pace: Vector, clock: Vector, solo: Solo) -> Vector:
@@ -193,7 +212,7 @@ def solo_costs(measures: pd.DataFrame) -> pd.DataFrame:
     """Return what a unit of work costs undisturbed: one row a workload, card model and unit.
 
     Args:
-        measures: rows of `measure_useful` of all nodes.
+        measures: rows of `measure_card_work` of all cards.
 
     Returns:
         Columns tenant, workload, model, unit, cost (SM-seconds a unit), step_seconds (the calmest slice's; NaN: not
@@ -225,7 +244,7 @@ def estimate_useful(measures: pd.DataFrame) -> pd.DataFrame:
     """Estimate useful SM-seconds per slice and hour.
 
     Args:
-        measures: rows of `measure_useful` of all nodes.
+        measures: rows of `measure_card_work` of all cards.
 
     Returns:
         The rows, sorted, with `cost` (solo SM-seconds a unit), `step_seconds` (solo) and `useful` (SM-seconds; NaN
@@ -235,25 +254,3 @@ def estimate_useful(measures: pd.DataFrame) -> pd.DataFrame:
     rows = rows.merge(solo_costs(rows).drop(columns="samples"), on=_WORKLOAD, how="left", sort=False)
     rows["useful"] = rows["finished"] * rows["cost"]
     return rows
-
-
-def useful_by_hour(partitions: Iterable[Partition]) -> pd.DataFrame:
-    """Return the fleet's useful SM-seconds and capacity per hour: columns hour (ms), useful, capacity, ratio.
-
-    Capacity counts every card of the partitions, seen or not, for the part of the hour that lies in the window.
-    """
-    measures, capacities = [], []
-    for partition in partitions:
-        for card in cards(partition):
-            measures.append(measure_card_work(card))
-            first, hours = hour_bins(card)
-            whole = np.full(card.intervals, sm_count_of(card) * card.interval_seconds)
-            capacities.append(pd.DataFrame({"hour": hours, "capacity": per_hour(whole, first)}))
-    if not capacities:
-        return pd.DataFrame({name: pd.Series(dtype="float64") for name in ("hour", "useful", "capacity", "ratio")})
-    capacity = pd.concat(capacities).groupby("hour")["capacity"].sum()
-    found = [m for m in measures if len(m)]
-    useful = estimate_useful(pd.concat(found, ignore_index=True)).groupby("hour")["useful"].sum() if found else 0.0
-    table = pd.DataFrame({"capacity": capacity, "useful": useful}).fillna({"useful": 0.0})
-    table["ratio"] = table["useful"] / table["capacity"]
-    return table.reset_index()[["hour", "useful", "capacity", "ratio"]]

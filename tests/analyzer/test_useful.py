@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from analyzer.useful import estimate_useful, measure_useful, solo_costs, useful_by_hour
+from analyzer.protocols import Partition
+from analyzer.shares import cards
+from analyzer.useful import estimate_useful, faster_group, measure_card_work, no_work, solo_costs
 from tests.analyzer.conftest import MakeNode
+
+
+def measure_useful(partition: Partition) -> pd.DataFrame:
+    found = [rows for card in cards(partition) if len(rows := measure_card_work(card))]
+    return pd.concat(found, ignore_index=True) if found else no_work()
 
 
 def test_the_calm_intervals_teach_what_a_request_costs(make_node: MakeNode) -> None:
@@ -92,18 +102,36 @@ def test_work_without_a_unit_has_no_estimate(make_node: MakeNode) -> None:
     assert rows["unit"].tolist() == [""]
 
 
-def test_the_fleets_hours(make_node: MakeNode) -> None:
-    busy = make_node(hours=2, name="node-a")
-    busy.card("GPU-a", sm_active_ratio=np.where(np.arange(120) < 60, 0.4, 0.8))
-    busy.slice("whole", gpu="GPU-a", kind="whole", steps_count=np.where(np.arange(120) < 60, 10.0, 20.0))
-    idle = make_node(hours=2, name="node-b")
-    idle.card("GPU-b", sm_active_ratio=0.0)
-    table = useful_by_hour([busy.partition(), idle.partition()])
-    assert table["ratio"].tolist() == pytest.approx([0.2, 0.4])
-    assert table["capacity"].tolist() == pytest.approx([2 * 100 * 3600] * 2)
-    assert useful_by_hour([idle.partition()])["useful"].tolist() == [0.0, 0.0]
-    assert useful_by_hour([]).empty
-
-
 def test_a_node_without_work(make_node: MakeNode) -> None:
     assert measure_useful(make_node(hours=1).partition()).empty
+
+
+def test_who_is_disturbed_nearly_always_is_known_by_its_few_calm_intervals(make_node: MakeNode) -> None:
+    node = make_node(hours=8)
+    rng = np.random.default_rng(11)
+    calm = np.arange(node.count) % 20 < 2  # a tenth of the time
+    factor = np.where(calm, 1.0, 1.3) * rng.normal(1.0, 0.015, node.count)
+    node.card(sm_active_ratio=0.2 * factor)
+    node.slice("whole", kind="whole", requests_per_second=10.0, step_seconds=0.05 * factor)
+    assert solo_costs(measure_useful(node.partition()))["cost"].tolist() == pytest.approx([2.0], rel=0.02)
+
+
+@given(st.integers(0, 1000), st.floats(0.05, 0.6), st.floats(1.15, 3.0))
+def test_two_paces_are_told_apart(seed: int, share: float, ratio: float) -> None:
+    rng = np.random.default_rng(seed)
+    fast = np.arange(400) < 400 * share
+    ranks = np.sort(np.where(fast, 1.0, ratio) * rng.normal(1.0, 0.01, 400))
+    assert faster_group(ranks) == fast.sum()
+
+
+@given(st.integers(0, 1000), st.sampled_from(["normal", "uniform", "lognormal"]))
+def test_one_pace_is_not_cut(seed: int, shape: str) -> None:
+    rng = np.random.default_rng(seed)
+    drawn = {
+        "normal": rng.normal(1, 0.05, 400),
+        "uniform": rng.uniform(1, 2, 400),
+        "lognormal": rng.lognormal(0, 0.3, 400),
+    }
+    assert faster_group(np.sort(drawn[shape])) == 400
+    assert faster_group(np.ones(400)) == 400
+    assert faster_group(np.ones(3)) == 3
