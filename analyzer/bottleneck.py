@@ -131,12 +131,7 @@ class BottleneckDetector:
 def _measure(subject: Subject, floor: float) -> dict[str, Any]:
     card, holding = subject.card, subject.holding
     row: dict[str, Any] = {
-        "cluster": card.cluster,
-        "node": card.node,
-        "gpu": card.gpu,
-        "slice": holding.slice if holding else "",
-        "tenant": holding.tenant if holding else "",
-        "workload": holding.workload if holding else "",
+        **card.holder(holding),
         "kind": holding.kind if holding else "card",
         "profile": holding.profile if holding else "",
         "model": card.model,

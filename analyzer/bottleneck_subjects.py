@@ -15,10 +15,11 @@ import numpy.typing as npt
 
 from analyzer.attribution import first_known
 from analyzer.bottleneck_scores import LIMITS, Series
+from analyzer.cards import cards
 from analyzer.facts import hardware_facts, to_float
 from analyzer.mig import board_of
 from analyzer.protocols import Partition
-from analyzer.shares import Card, Holding, cards
+from analyzer.shares import Card, Holding
 from collector.clock import to_ms
 from collector.gpu_models import gpu_model
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pandas as pd
 
+from analyzer.cards import cards
 from analyzer.codes import Scope
 from analyzer.codes import codes as catalogue
 from analyzer.protocols import Partition, Withheld
-from analyzer.shares import cards
 
 SUBJECT_COLUMNS = ("cluster", "node", "gpu", "slice")
 

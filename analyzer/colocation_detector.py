@@ -17,12 +17,14 @@ import numpy as np
 import pandas as pd
 
 from analyzer.attribution import first_known
+from analyzer.cards import cards
 from analyzer.colocation import DRAM, MEMORY, SM, TENSOR, Basis, MeasuredPair, Sharing, Solo, predict, rank, slower
 from analyzer.facts import records
 from analyzer.findings import Effect, Finding, Role, SubjectRef, Verdict, make_finding
+from analyzer.known import known_mean
 from analyzer.protocols import Conclusion, Context, Needs, Partition, Withheld
 from analyzer.settings import AnalyzeSettings
-from analyzer.shares import Card, Matrix, cards
+from analyzer.shares import Card
 from collector.schema import NOBODY, UNKNOWN
 
 CODE = "TT111"
@@ -135,26 +137,16 @@ def _stays(card: Card, expected: float) -> Iterator[dict[str, Any]]:
         mine = alone[:, j]
         profiled = mine.sum() >= _FEWEST
         yield {
-            "cluster": card.cluster,
-            "node": card.node,
-            "gpu": card.gpu,
-            "slice": holding.slice,
-            "tenant": holding.tenant,
-            "workload": holding.workload,
+            **card.holder(holding),
             "model": card.model,
             "kind": holding.kind,
             "first": int(times[there[0]]),
             "last": int(times[there[-1]]),
             "samples": int(mine.sum()),
             "coverage": min(len(there) / expected, 1.0),
-            **{name: _mean(values[mine, j]) if profiled else math.nan for name, values in features.items()},
+            **{name: known_mean(values[mine, j]) if profiled else math.nan for name, values in features.items()},
             MEMORY: float(np.nanmax(used[:, j])) if np.isfinite(used[:, j]).any() else math.nan,
         }
-
-
-def _mean(values: Matrix) -> float:
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if len(known) else math.nan
 
 
 def _name(who: Who) -> str:

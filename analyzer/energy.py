@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from analyzer.cards import cards
 from analyzer.protocols import Partition
-from analyzer.shares import Card, Matrix, Vector, cards
+from analyzer.shares import Card, Matrix, Vector
 
 _QUIET = 0.02  # activity up to which a card shows its idle power
 _IDLE_QUANTILE = 0.1

@@ -11,13 +11,14 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
+from analyzer.cards import cards
 from analyzer.facts import records
 from analyzer.findings import Effect, Finding, Role, SubjectRef, Verdict, finding_id, make_finding
 from analyzer.forecast import LoadForecaster
 from analyzer.forecast.forecaster import SHORT
 from analyzer.protocols import Conclusion, Context, Needs, Partition, Withheld
 from analyzer.risk import LEVELS, outlook_of
-from analyzer.shares import Card, cards
+from analyzer.shares import Card
 
 CODE = "TT504"
 

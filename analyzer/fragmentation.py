@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
+from analyzer.cards import cards
 from analyzer.demand import demand, free_memory
 from analyzer.facts import hardware_facts, records, requests, to_float
 from analyzer.findings import Finding
@@ -17,7 +18,7 @@ from analyzer.fleet_verdicts import FLEET_CODES, judge_fleet
 from analyzer.mig_recut import RECUT_CODES, judge_recut
 from analyzer.mig_verdicts import judge_card
 from analyzer.protocols import Conclusion, Context, Needs, Partition, Withheld
-from analyzer.shares import Card, cards
+from analyzer.shares import Card
 
 _CURRENT_INTERVALS = 3
 _MIG_CODES = ("TT221", *RECUT_CODES)
@@ -53,7 +54,7 @@ class FragmentationDetector:
         starts = hardware_facts(partition.facts, "slice", "placement")
         rows = []
         for card in found:
-            row: dict[str, Any] = {"cluster": card.cluster, "node": card.node, "gpu": card.gpu, "model": card.model}
+            row: dict[str, Any] = {**card.place, "model": card.model}
             row |= {"code": "TT221" if card.mig else "TT211", "withheld": ""}
             row["pods"] = json.dumps(sorted({h.pod for h in card.holdings if h.pod}))
             if card.newest < newest - _CURRENT_INTERVALS:

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
+from analyzer.cards import cards
 from analyzer.facts import records
 from analyzer.findings import Effect, Finding, Role, SubjectRef, Verdict, finding_id, make_finding
 from analyzer.isolation import faults
 from analyzer.protocols import Conclusion, Context, Needs, Partition, Withheld
-from analyzer.shares import cards
 from analyzer.xids import Xid, xid, xid_number
 from collector.clock import to_ms
 from collector.history import imported_until

@@ -9,13 +9,14 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
+from analyzer.cards import cards
 from analyzer.evidence import absent_fields
 from analyzer.facts import hardware_facts, records
 from analyzer.findings import Effect, Finding, Role, SubjectRef, Verdict, make_finding
 from analyzer.known import known_mean, known_most, known_sum
 from analyzer.protocols import Conclusion, Context, Needs, Partition, Withheld
 from analyzer.settings import AnalyzeSettings
-from analyzer.shares import Card, cards
+from analyzer.shares import Card
 
 _ERRORS = (
     "ecc_corrected_count", "ecc_uncorrected_count", "rows_remapped_corrected_count", "rows_remapped_uncorrected_count",
@@ -86,9 +87,7 @@ def _measure(card: Card, floor: float, told: dict[str, bool]) -> dict[str, Any]:
     if not reasons["TT603"] and coverage < floor:
         reasons["TT603"] = f"samples cover less than {floor:.0%} of the time in which the card reported"
     return {
-        "cluster": card.cluster,
-        "node": card.node,
-        "gpu": card.gpu,
+        **card.place,
         **{name: known_sum(series[name]) for name in _ERRORS},
         "pending": told["pending"],
         "failed": told["failure"],

@@ -17,11 +17,12 @@ import numpy as np
 import pandas as pd
 
 from analyzer.attribution import first_known
+from analyzer.cards import cards
 from analyzer.facts import hardware_facts, records, to_float
 from analyzer.findings import Effect, Finding, Role, SubjectRef, Verdict, make_finding
 from analyzer.protocols import Conclusion, Context, Needs, Partition, Withheld
 from analyzer.runs import longest_run
-from analyzer.shares import Card, cards
+from analyzer.shares import Card
 from collector.gpu_models import gpu_model
 from collector.schema import NOBODY, UNKNOWN
 
@@ -119,9 +120,7 @@ def _measure(card: Card, total: float, rejected: dict[tuple[str, str], int]) -> 
     told = np.isfinite(activity) | np.isfinite(own).any(axis=1)
     series = {name: card.of_card(name) for name in _MOVING}
     common = {
-        "cluster": card.cluster,
-        "node": card.node,
-        "gpu": card.gpu,
+        **card.place,
         "model": card.model,
         "faults": tuple(_faults(card, activity, series, total, rejected)),
         "reporting": float(there.sum()) * card.interval_seconds / 3600,

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analyzer.cards import cards
 from analyzer.facts import to_float
 from analyzer.protocols import Partition
-from analyzer.shares import Card, Holding, cards
+from analyzer.shares import Card, Holding
 from collector.clock import to_ms
 from collector.schema import NOBODY, UNKNOWN
 from collector.window import Window

@@ -17,10 +17,11 @@ import numpy as np
 import pandas as pd
 
 from analyzer.attribution import first_known
+from analyzer.cards import cards
 from analyzer.facts import records
 from analyzer.findings import plain
 from analyzer.protocols import Partition
-from analyzer.shares import Card, cards
+from analyzer.shares import Card
 from collector.declarations import Owner, ResolvedWorkload
 from collector.schema import UNKNOWN
 
@@ -99,9 +100,7 @@ def _of_card(card: Card) -> list[dict[str, Any]]:
         if not seconds.any():
             continue
         row: dict[str, Any] = {
-            "cluster": card.cluster,
-            "node": card.node,
-            "gpu": card.gpu,
+            **card.place,
             "tenant": holding.tenant,
             "workload": holding.workload,
             "kind": holding.kind,

@@ -13,13 +13,14 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
+from analyzer.cards import cards
 from analyzer.facts import records, requests
 from analyzer.findings import Effect, Finding, Role, SubjectRef, Verdict, make_finding
 from analyzer.holding_state import State, Stretch, client_gone, ended_pods, idle_stretch, instant, last_of, state_of
 from analyzer.protocols import Conclusion, Context, Needs, Partition, Withheld
 from analyzer.reserve import reserved_shares
 from analyzer.settings import AnalyzeSettings
-from analyzer.shares import Card, cards
+from analyzer.shares import Card
 from analyzer.sizing import compute_use, judge_compute, judge_memory, memory_use
 from analyzer.starvation import Taking, judge_limit, judge_starved, limit_use, starved_use, takings
 from collector.schema import UNKNOWN
@@ -86,12 +87,7 @@ def _measure_holding(
 ) -> list[dict[str, Any]]:
     holding = card.holdings[j]
     common: dict[str, Any] = {
-        "cluster": card.cluster,
-        "node": card.node,
-        "gpu": card.gpu,
-        "slice": holding.slice,
-        "tenant": holding.tenant,
-        "workload": holding.workload,
+        **card.holder(holding),
         "kind": holding.kind,
         "profile": holding.profile,
         "model": card.model,

@@ -15,11 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from analyzer.cards import cards
 from analyzer.facts import hardware_facts, records
 from analyzer.findings import Effect, Finding, Role, SubjectRef, Verdict, finding_id
 from analyzer.protocols import Conclusion, Context, Needs, Partition, Withheld
 from analyzer.runs import longest_run
-from analyzer.shares import Card, cards
+from analyzer.shares import Card
 from analyzer.xids import xid, xid_number
 from collector.clock import to_ms
 
@@ -161,12 +162,7 @@ def _beyond(card: Card, j: int, backend: str) -> list[dict[str, Any]]:
     """Return where a slice goes beyond its memory quota, or beyond a hard cap on compute."""
     holding = card.holdings[j]
     common = {
-        "cluster": card.cluster,
-        "node": card.node,
-        "gpu": card.gpu,
-        "slice": holding.slice,
-        "tenant": holding.tenant,
-        "workload": holding.workload,
+        **card.holder(holding),
         "kind": holding.kind,
         "backend": backend,
     }
@@ -235,12 +231,7 @@ def _spread(card: Card, fault: Fault, sources: Mapping[tuple[str, str, str, str]
     source = sources.get((card.cluster, card.node, card.gpu, holding.slice), "")
     charged = fault.culprit >= 0
     return {
-        "cluster": card.cluster,
-        "node": card.node,
-        "gpu": card.gpu,
-        "slice": holding.slice if charged else "",
-        "tenant": holding.tenant if charged else "",
-        "workload": holding.workload if charged else "",
+        **card.holder(holding if charged else None),
         "kind": holding.kind,
         "backend": backend_of(holding.kind, source),
         "breach": "fault",

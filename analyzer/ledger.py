@@ -23,13 +23,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analyzer.cards import cards
 from analyzer.demand import Demand, demand, fits_free
 from analyzer.facts import requests
 from analyzer.findings import plain
 from analyzer.mig import board_of
 from analyzer.protocols import Context, Partition
 from analyzer.reserve import reserved_shares
-from analyzer.shares import Card, cards
+from analyzer.shares import Card
 from analyzer.useful import WORK_COLUMNS, estimate_useful, hour_bins, measure_card_work, no_work, per_hour, sm_count_of
 from collector.declarations import OWNER
 
@@ -64,14 +65,10 @@ def _measure_card(card: Card, wanted: Demand) -> pd.DataFrame:
     parts = divide(card, wanted)
     unit = sm_count_of(card) * card.interval_seconds
     first, hours = hour_bins(card)
-    common = {"cluster": card.cluster, "node": card.node, "gpu": card.gpu}
     hourly = {name: per_hour(values, first) * unit for name, values in parts.items()}
     own = pd.DataFrame(
         {
-            **common,
-            "slice": "",
-            "tenant": "",
-            "workload": "",
+            **card.holder(None),
             "hour": hours,
             "capacity": per_hour(np.ones(card.intervals), first) * unit,
             "used": hourly["unattributed"],
@@ -88,10 +85,7 @@ def _measure_card(card: Card, wanted: Demand) -> pd.DataFrame:
         frames.append(
             pd.DataFrame(
                 {
-                    **common,
-                    "slice": holding.slice,
-                    "tenant": holding.tenant,
-                    "workload": holding.workload,
+                    **card.holder(holding),
                     "hour": hours,
                     "capacity": 0.0,
                     "used": hourly["used"][:, j],

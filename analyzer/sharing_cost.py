@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
+from analyzer.cards import cards
 from analyzer.evidence import SampleWindows, alike, sample_windows
 from analyzer.facts import records
 from analyzer.findings import Effect, Finding, Role, SubjectRef, Verdict, finding_id
@@ -23,8 +24,8 @@ from analyzer.granularity import fitting_cuts, measure_use
 from analyzer.mig import board_of
 from analyzer.protocols import Conclusion, Context, Needs, Partition, Withheld
 from analyzer.settings import AnalyzeSettings
-from analyzer.shares import Card, cards
-from analyzer.sharing_record import FILLED, MOMENTS, Record, block_moments, compare
+from analyzer.shares import Card
+from analyzer.sharing_record import FILLED, MOMENTS, Comparison, Record, block_moments, compare
 from collector.schema import NOBODY, UNKNOWN
 
 CODE = "TT112"
@@ -124,25 +125,10 @@ class SharingCostDetector:
         limit = self._settings.sharing_bandwidth_cost_limit if bandwidth else self._settings.sharing_compute_cost_limit
         stretch = _stretch(solo, record) if estimated else 1.0
         found = compare(solo, record, limit, bandwidth=bandwidth, stretch=stretch)
-        resource = "memory bandwidth" if bandwidth else "SM"
         promise = context.declarations.get((row["cluster"], row["tenant"], row["workload"]))
         offline = promise is not None and promise.declared and promise.declaration.service_class == "offline"
         use = max((r["use"] for r in shared), key=lambda u: np.nan_to_num(u["compute"], nan=-1.0))
         cut = fitting_cuts(use, row["model"], online=not offline, private=True)[0]
-        who, name = f"{row['tenant']}/{row['workload']}", row["model"] or "its card"
-        how = " (estimated from the time in which its neighbours rest)" if estimated else ""
-        size = f"{found.cost:.0%} ({found.lower:.0%} to {found.upper:.0%})"
-        less = f"does {size} less work per granted {resource}-second under {mode} than alone on {name}{how}"
-        if found.verdict in {Verdict.HOLDS, Verdict.SUSPECTED}:
-            grows = ", and the more requests, the more" if found.grows else ""
-            advice = "do not share it" if found.verdict is Verdict.HOLDS else "better do not share it"
-            claim = f"{who} {less}{grows}: {advice}; {cut.text} fits it"
-        elif found.verdict is Verdict.NO_EFFECT:
-            most = f"at most {max(found.upper, 0.0):.0%} of its work per granted {resource}-second"
-            claim = f"sharing under {mode} costs {who} {most} on {name}{how}: it may"
-        else:
-            span = f"between {found.lower:.0%} and {found.upper:.0%} of its work per granted {resource}-second"
-            claim = f"whether sharing under {mode} costs {who} too much on {name} cannot be told: {span}{how}"
         subjects = (SubjectRef(Role.SUBJECT, row["cluster"], workload=row["workload"], tenant=row["tenant"]),)
         trust = _TRUST[row["basis"]] * (1.0 if found.same_load else 0.6) * (_ESTIMATED if estimated else 1.0)
         return Finding(
@@ -151,7 +137,7 @@ class SharingCostDetector:
             verdict=found.verdict,
             subjects=subjects,
             window=context.window,
-            claim=claim,
+            claim=_claim(found, row, cut.text, bandwidth=bandwidth, estimated=estimated),
             risk="another release, other inputs or another batch size between the two look like a cost of sharing"
             + ("; what its neighbours cost while they rest is not seen" if estimated else ""),
             confidence=trust,
@@ -183,6 +169,24 @@ class SharingCostDetector:
             else (),
             simulated=context.simulated,
         )
+
+
+def _claim(found: Comparison, row: Mapping[str, Any], cut: str, *, bandwidth: bool, estimated: bool) -> str:
+    who, mode, name = f"{row['tenant']}/{row['workload']}", row["mode"], row["model"] or "its card"
+    how = " (estimated from the time in which its neighbours rest)" if estimated else ""
+    unit = f"per granted {'memory bandwidth' if bandwidth else 'SM'}-second"
+    if found.verdict in {Verdict.HOLDS, Verdict.SUSPECTED}:
+        size = f"{found.cost:.0%} ({found.lower:.0%} to {found.upper:.0%})"
+        grows = ", and the more requests, the more" if found.grows else ""
+        advice = "do not share it" if found.verdict is Verdict.HOLDS else "better do not share it"
+        return (
+            f"{who} does {size} less work {unit} under {mode} than alone on {name}{how}{grows}: {advice}; {cut} fits it"
+        )
+    if found.verdict is Verdict.NO_EFFECT:
+        most = f"at most {max(found.upper, 0.0):.0%} of its work {unit}"
+        return f"sharing under {mode} costs {who} {most} on {name}{how}: it may"
+    span = f"between {found.lower:.0%} and {found.upper:.0%} of its work {unit}"
+    return f"whether sharing under {mode} costs {who} too much on {name} cannot be told: {span}{how}"
 
 
 def _stretch(rest: Record, shared: Record) -> float:
@@ -220,12 +224,7 @@ def _of_card(card: Card, windows: Mapping[tuple[str, str, str, str], SampleWindo
         if not holding.held:
             continue
         common: dict[str, Any] = {
-            "cluster": card.cluster,
-            "node": card.node,
-            "gpu": card.gpu,
-            "slice": holding.slice,
-            "tenant": holding.tenant,
-            "workload": holding.workload,
+            **card.holder(holding),
             "model": card.model,
             "kind": holding.kind,
             "withheld": "",

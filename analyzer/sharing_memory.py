@@ -15,11 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from analyzer.cards import cards
 from analyzer.facts import hardware_facts, records, to_float
 from analyzer.findings import Effect, Finding, Role, SubjectRef, Verdict, make_finding
 from analyzer.protocols import Conclusion, Context, Needs, Partition, Withheld
 from analyzer.settings import AnalyzeSettings
-from analyzer.shares import Card, cards
+from analyzer.shares import Card
 
 GIB = float(1 << 30)
 _SHARED = frozenset(("mps", "timeslice", "vgpu"))
@@ -53,15 +54,13 @@ class SharingMemoryDetector:
         totals = hardware_facts(partition.facts, "gpu", "memory_total_bytes")
         rows: list[dict[str, Any]] = []
         for card in cards(partition):
-            key = {"cluster": card.cluster, "node": card.node, "gpu": card.gpu}
             total = to_float(totals.get((card.cluster, card.node, card.gpu, "")))
             total = total if total > 0 else _seen_total(card)
             granted, ghost = self._granted(card, total), self._ghost(card, total)
-            rows.append({**key, "slice": "", "code": "TT231", **granted})
-            rows.append({**key, "slice": "", "code": "TT233", **ghost})
+            rows.append({**card.place, "slice": "", "code": "TT231", **granted})
+            rows.append({**card.place, "slice": "", "code": "TT233", **ghost})
             for j, holding in enumerate(card.holdings):
-                holder = {"slice": holding.slice, "tenant": holding.tenant, "workload": holding.workload}
-                rows.append({**key, **holder, "code": "TT232", **self._kept(card, j)})
+                rows.append({**card.holder(holding), "code": "TT232", **self._kept(card, j)})
         frame = pd.DataFrame(rows, columns=_COLUMNS)
         frame["withheld"] = frame["withheld"].fillna("")
         return frame

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analyzer.cards import cards
 from analyzer.demand import free_memory
 from analyzer.energy import card_energy
 from analyzer.facts import records, requests
@@ -23,7 +24,7 @@ from analyzer.holding_state import State, ended_pods, idle_stretch, instant, las
 from analyzer.known import known_mean, known_sum
 from analyzer.protocols import Partition
 from analyzer.settings import AnalyzeSettings
-from analyzer.shares import Card, cards
+from analyzer.shares import Card
 from analyzer.starvation import SHARED, Taking, takings
 from analyzer.useful import sm_count_of
 from collector.schema import NOBODY
@@ -73,7 +74,7 @@ def measure_account(partition: Partition) -> pd.DataFrame:
 
 def _of_card(card: Card, newest: int, settings: AnalyzeSettings, gone: Mapping[str, datetime]) -> list[dict[str, Any]]:
     taking, energy = takings(card), card_energy(card)
-    place = {"cluster": card.cluster, "node": card.node, "gpu": card.gpu, "model": card.model}
+    place = {**card.place, "model": card.model}
     seen = newest - CURRENT_INTERVALS
     own = {**place, **_card_row(card, current=card.newest >= seen)}
     if energy is not None:

@@ -122,12 +122,7 @@ def measure_card_work(card: Card) -> pd.DataFrame:
         frames.append(
             pd.DataFrame(
                 {
-                    "cluster": card.cluster,
-                    "node": card.node,
-                    "gpu": card.gpu,
-                    "slice": holding.slice,
-                    "tenant": holding.tenant,
-                    "workload": holding.workload,
+                    **card.holder(holding),
                     "hour": hours,
                     "model": card.model,
                     "sm_count": sm_count_of(card),

@@ -10,9 +10,10 @@ from datetime import datetime, timedelta
 import numpy as np
 import pandas as pd
 
+from analyzer.cards import cards
 from analyzer.forecast import FLEET, LoadForecaster, backtest, history_from_rows
 from analyzer.settings import AnalyzeSettings, ForecastSettings
-from analyzer.shares import Card, cards
+from analyzer.shares import Card
 from collector.clock import grid_floor
 from collector.protocols import StoreReader
 from collector.schema import SLICE

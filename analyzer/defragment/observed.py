@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analyzer.cards import cards
 from analyzer.defragment.model import UNLIMITED, WHOLE, Card, Cost, Fleet, Node, Pod, Request, Shape, State
 from analyzer.demand import Wish, demand, type_allows
 from analyzer.facts import hardware_facts, records, requests, to_float
 from analyzer.findings import Finding, Role, Verdict
 from analyzer.mig import Instance, board_of, layout_faults
 from analyzer.protocols import Partition
-from analyzer.shares import cards
 from collector.declarations import Owner, ResolvedWorkload
 from collector.schema import NOBODY
 from collector.window import Window
@@ -72,7 +72,7 @@ def measure_placement(partition: Partition) -> pd.DataFrame:
         power = card.of_card("power_watts")
         low = float(np.nanquantile(power, _LOW)) if not np.isnan(power).all() else math.nan
         gone = card.newest < newest - _CURRENT_INTERVALS
-        place = {"cluster": card.cluster, "node": card.node, "gpu": card.gpu, "model": card.model}
+        place = {**card.place, "model": card.model}
         common = {**place, "total_bytes": total, "low_watts": low, "gone": gone}
         rows.append({**common, "slice": "", "tenant": NOBODY, "workload": NOBODY, "kind": "mig" if card.mig else ""})
         if gone:

@@ -185,9 +185,9 @@ def _print_tenants(analysis: Analysis) -> None:
 
 
 def _print_hollow(analysis: Analysis) -> None:
-    """Print how much of the busy time is hollow; nothing where no card was busy."""
+    """Print how much of the busy time is hollow; nothing where no card was busy, or none tells more."""
     fleet = fleet_hollow(analysis.hollow)
-    if fleet is None:
+    if fleet is None or all(math.isnan(share) for share in fleet.hollow.values()):
         return
     say("")
     print_table(
@@ -279,7 +279,8 @@ def _print_waiting(analysis: Analysis) -> None:
 def _print_census(analysis: Analysis) -> None:
     census = analysis.census
     say("")
-    say(f"{census.nodes} nodes, {census.cards} cards, {census.slices} slices")
+    counts = (plural(census.nodes, "node"), plural(census.cards, "card"), plural(census.slices, "slice"))
+    say(", ".join(counts))
     rows = []
     for code in census.codes:
         reasons = sorted(code.reasons.items(), key=lambda item: -item[1])

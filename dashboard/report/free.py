@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dashboard.report.capacity import FreeLine, MoveLine
 from dashboard.report.gathered import Gathered
-from dashboard.report.model import FreeLine, MoveLine
 from dashboard.report.view import MOST_ROWS, Block, Note, Section, Table, more, numbers, prose, text
 from dashboard.report.words import amount
 from dashboard.views.names import card_names, named

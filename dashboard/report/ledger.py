@@ -10,8 +10,8 @@ from analyzer.facts import hardware_facts, records
 from analyzer.ledger import LEVEL_1, LEVEL_2
 from collector.schema import NOBODY, UNKNOWN
 from dashboard import svg
+from dashboard.report.capacity import EnergyPart, HourTerms, LedgerPart, TenantUse, Term
 from dashboard.report.gathered import Gathered
-from dashboard.report.model import EnergyPart, HourTerms, LedgerPart, TenantUse, Term
 from dashboard.report.prices import Prices
 from dashboard.report.view import (
     MOST_ROWS,

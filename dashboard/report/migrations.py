@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from dashboard import svg
+from dashboard.report.capacity import Freed, HourTerms, LedgerPart, MigrationPart
 from dashboard.report.gathered import Gathered
-from dashboard.report.model import Freed, HourTerms, LedgerPart, MigrationPart
 from dashboard.report.prices import Prices
 from dashboard.report.view import Block, Cell, Drawing, Key, Note, Section, Table, drawn, numbers, text
 from dashboard.report.words import cards, energy, money

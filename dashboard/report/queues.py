@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from dashboard.report.capacity import QueueLine
 from dashboard.report.gathered import Gathered
-from dashboard.report.model import QueueLine
 from dashboard.report.view import MOST_ROWS, Note, Section, Table, more, numbers, text
 from dashboard.views.text import number, seconds
 

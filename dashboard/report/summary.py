@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dashboard.report.model import Claims, LedgerPart, QueueLine, Service
+from dashboard.report.capacity import LedgerPart, QueueLine
+from dashboard.report.model import Claims, Service
 from dashboard.views.text import percent, plural, seconds
 
 _WORTH_SAYING = 0.005  # of the capacity

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analyzer.cards import cards
 from analyzer.facts import hardware_facts
 from analyzer.known import known_mean
 from analyzer.settings import AnalyzeSettings
-from analyzer.shares import Card, cards
+from analyzer.shares import Card
 from collector.declarations import OWNER, Owner, ResolvedWorkload, WorkloadDeclaration
 from collector.protocols import StoreReader
 from collector.window import Window

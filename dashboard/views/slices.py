@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analyzer.cards import cards
 from analyzer.facts import records
 from analyzer.settings import AnalyzeSettings
-from analyzer.shares import cards
 from collector.protocols import StoreReader
 from collector.schema import NOBODY
 from dashboard.cli.output import clean as printable

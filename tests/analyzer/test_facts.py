@@ -8,10 +8,10 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
+from analyzer.cards import cards
 from analyzer.demand import Wish, demand, fits_free, free_memory, type_allows
 from analyzer.facts import hardware_facts, hardware_spans, requests, to_float, value_at
 from analyzer.mig import board_of
-from analyzer.shares import cards
 from tests.analyzer.conftest import START, MakeNode
 
 HOUR = timedelta(hours=1)

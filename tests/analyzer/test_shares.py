@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analyzer.shares import Card, cards
+from analyzer.cards import cards
+from analyzer.shares import Card
 from tests.analyzer.conftest import MakeNode, Node
 
 

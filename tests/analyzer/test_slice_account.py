@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analyzer.cards import cards
 from analyzer.energy import attribute_energy
 from analyzer.findings import Finding, Role, SubjectRef, Verdict, make_finding
 from analyzer.holding_state import State
 from analyzer.quota_moves import quota_moves
-from analyzer.shares import cards
 from analyzer.slice_account import FreeNow, accounts_document, free_now, measure_account
 from analyzer.starvation import takings
 from tests.analyzer.conftest import START, MakeNode, Node

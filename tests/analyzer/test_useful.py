@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analyzer.cards import cards
 from analyzer.protocols import Partition
-from analyzer.shares import cards
 from analyzer.useful import estimate_useful, faster_group, measure_card_work, no_work, solo_costs
 from tests.analyzer.conftest import MakeNode
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.bottleneck_scores import overstated_by
+from analyzer.cards import cards
 from analyzer.energy import attribute_energy, attribute_power, idle_watts
 from analyzer.quota_use import cost_of, quota_use
-from analyzer.shares import cards
 from tests.analyzer.conftest import MakeNode
 
 

@@ -7,6 +7,18 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from analyzer.defragment.model import Cost
+from dashboard.report.capacity import (
+    EnergyPart,
+    Freed,
+    FreeLine,
+    HourTerms,
+    LedgerPart,
+    MigrationPart,
+    MoveLine,
+    QueueLine,
+    TenantUse,
+    Term,
+)
 from dashboard.report.model import (
     CardCoverage,
     ChangeLine,
@@ -14,26 +26,16 @@ from dashboard.report.model import (
     Claim,
     Claims,
     DropCount,
-    EnergyPart,
     ForecastLine,
     ForecastPart,
-    Freed,
-    FreeLine,
     HollowLine,
-    HourTerms,
-    LedgerPart,
-    MigrationPart,
-    MoveLine,
     PromiseCheck,
     QualityPart,
-    QueueLine,
     RejectLine,
     Report,
     Room,
     Service,
     SickCard,
-    TenantUse,
-    Term,
     Unanalysed,
 )
 from tuner.service.defragment import CardChange, MovesPlan, Role, Share, Step

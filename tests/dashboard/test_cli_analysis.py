@@ -80,7 +80,7 @@ def test_the_table_prints_names_literally_and_ends_with_the_census(trimtab: Call
     assert "who holds and does not use\n" in ran.out
     assert "dcgmi dmon -e 1001,1002 -i GPU-1/" in ran.out
     assert "by tenant, of all capacity\n" in ran.out
-    assert "1 nodes, 1 cards, 2 slices" in ran.out
+    assert "1 node, 1 card, 2 slices" in ran.out
     codes = {line.split()[0] for line in ran.out.splitlines() if line.startswith("TT")}
     assert codes <= set(IdleDetector.codes)
     assert "2026-01-05 00:00 to 2026-01-05 03:00 UTC" in ran.err

@@ -11,8 +11,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from dashboard.report.capacity import Freed, HourTerms, MigrationPart
 from dashboard.report.migrations import _predicted, _realised, migrations_section
-from dashboard.report.model import Freed, HourTerms, MigrationPart
 from dashboard.report.prices import read_prices
 from dashboard.report.view import Note, Section, Table
 from dashboard.views import svg

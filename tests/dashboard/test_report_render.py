@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from dashboard.report.capacity import EnergyPart
 from dashboard.report.html import render_html
 from dashboard.report.markdown import render_markdown
-from dashboard.report.model import ChangesPart, Claims, EnergyPart, ForecastPart, QualityPart, Report
+from dashboard.report.model import ChangesPart, Claims, ForecastPart, QualityPart, Report
 from dashboard.report.page import make_page
 from dashboard.report.summary import summarise
 from dashboard.report.view import Page, Table
