@@ -170,10 +170,15 @@ def share(one: PairForecast, other: PairForecast, limit: float) -> Sharing:
         return Sharing(worse, better, Verdict.HOLDS, told)
     if max(one.upper, other.upper) <= limit:
         return Sharing(worse, better, Verdict.NO_EFFECT, told)
-    if worse.beyond >= _LIKELY and worse.upper < _TOO_WIDE * worse.lower:
+    if worse.beyond >= _LIKELY and not _tells_nothing(worse):
         return Sharing(worse, better, Verdict.SUSPECTED, told, _NEEDS_MORE)
     open_ = max(one, other, key=lambda f: f.upper)
-    return Sharing(open_, one if open_ is other else other, Verdict.CANNOT_TELL, slower(open_), _NEEDS_MORE)
+    told = slower(open_) + (": too wide to tell anything" if _tells_nothing(open_) else "")
+    return Sharing(open_, one if open_ is other else other, Verdict.CANNOT_TELL, told, _NEEDS_MORE)
+
+
+def _tells_nothing(forecast: PairForecast) -> bool:
+    return forecast.upper >= _TOO_WIDE * forecast.lower
 
 
 def slower(forecast: PairForecast) -> str:

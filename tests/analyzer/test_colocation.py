@@ -148,6 +148,7 @@ def test_verdicts(
     decides = other if back[2] > there[2] and verdict is Verdict.CANNOT_TELL else one
     assert share(other, one, LIMIT).worse == share(one, other, LIMIT).worse == decides
     assert share(other, one, LIMIT).verdict is verdict
+    assert share(one, other, LIMIT).reason.endswith("too wide to tell anything") == (there[2] > 4 * there[1])
 
 
 values = st.floats(1.0, 4.0)
