@@ -266,10 +266,9 @@ def _side(known: Sequence[Solo]) -> list[Floats]:
 
 def _indicators(labels: Sequence[str]) -> Floats:
     """Return one 0/1 column a label that at least two items share; an empty label is none."""
-    shared = sorted({label for label in labels if label and labels.count(label) > 1})
-    return np.array([[label == other for other in shared] for label in labels], dtype=np.float64).reshape(
-        len(labels), len(shared)
-    )
+    names = np.array(labels, dtype=str)
+    shared, counts = np.unique(names, return_counts=True)
+    return np.asarray(names[:, None] == shared[(counts > 1) & (shared != "")], dtype=np.float64)
 
 
 def _bases(
