@@ -37,11 +37,6 @@ class Layout:
     served: Mapping[str, int]
     value: float
 
-    @property
-    def cards_used(self) -> int:
-        """Number of cards on which something is created."""
-        return sum(1 for card in self.created if card)
-
 
 def best_layout(
     cards: Sequence[CutCard], requests: Mapping[str, int], values: Mapping[str, float] | None = None

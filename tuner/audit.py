@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Row, select
 from sqlalchemy.exc import DBAPIError
 
 from tuner.journal import GENESIS, PRUNED, STATES, UNREADABLE, link_hash
-from tuner.record import ChangeState
+from tuner.record import ChangeState, GroupRecord
 from tuner.state.codec import JsonObject, parse
 from tuner.state.database import State
 from tuner.state.seals import difference
@@ -119,3 +119,30 @@ def _problem(row: Row[Any], expected_seq: int, previous: str) -> str:
         return "" if link_hash(row, row.body) == row.hash else "its content was changed"
     except UNREADABLE as error:
         return f"its content cannot be read ({error})"
+
+
+def why_unsealed(state: State, record: GroupRecord) -> str:
+    """Return how a waiting group differs from what the journal says of it and of its plan; empty when it does not."""
+    with state.reading() as connection:
+        try:
+            planned = connection.execute(
+                select(JournalRow.__table__)
+                .where(JournalRow.plan_id == record.plan_id, JournalRow.event == ChangeState.PLANNED.value)
+                .order_by(JournalRow.seq.desc())
+                .limit(1)
+            ).one_or_none()
+            if planned is None:
+                return f"plan {record.plan_id} is not in the journal"
+            own = connection.execute(
+                select(JournalRow.__table__).where(JournalRow.group_id == record.id).order_by(JournalRow.seq)
+            ).all()
+            steps = [row for row in own if row.event in STATES]
+            if any(link_hash(row, row.body) != row.hash for row in [planned, *steps]):
+                return "its journal entries were changed"
+            last = steps[-1].event if steps else ChangeState.PLANNED.value
+            if last != record.state.value:
+                return f"change {record.id} is {record.state.value}, its journal says {last}"
+            ends = {r.group_id: parse(r.body).get("until") for r in steps if r.event == ChangeState.APPROVED.value}
+            return difference(connection, record.plan_id, parse(planned.body), ends, only=record.id)
+        except (*UNREADABLE, DBAPIError) as error:
+            return f"what the journal says of it cannot be read ({error})"

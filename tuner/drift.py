@@ -21,6 +21,17 @@ FIGHT_WINDOW = timedelta(hours=24)
 FIGHT_COUNT = 2
 
 
+def frozen_targets(past: Sequence[GroupRecord], now: datetime) -> dict[Target, str]:
+    """Return the targets that rest for an hour because somebody else set them under our hands: theirs stays."""
+    frozen: dict[Target, str] = {}
+    for record in past:
+        ended = record.settled_at or record.updated_at
+        if record.state in {ChangeState.FOREIGN_CHANGE, ChangeState.ROLLBACK_BLOCKED} and now - ended < REST:
+            reason = f"{record.reason} ({ended.isoformat(timespec='minutes')})"
+            frozen.update((c.target, reason) for c in record.group.changes)
+    return frozen
+
+
 def notice_drift(
     state: State,
     past: Sequence[GroupRecord],

@@ -14,7 +14,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select
-from sqlalchemy.exc import DBAPIError
 
 from collector.errors import TrimtabError
 from tuner.model import Plan
@@ -31,7 +30,6 @@ from tuner.state.plans import (
     waiting_groups,
     waiting_signatures,
 )
-from tuner.state.seals import difference
 from tuner.state.tables import GroupRow, JournalRow, LeaseRow
 
 GENESIS = "0" * 64
@@ -335,33 +333,6 @@ def prune_plans(state: State, before: datetime, *, at: datetime, actor: str) -> 
         if ids:
             append(connection, at=at, event=PRUNED, actor=actor, body={"plans": ids})
     return len(ids)
-
-
-def why_unsealed(state: State, record: GroupRecord) -> str:
-    """Return how a waiting group differs from what the journal says of it and of its plan; empty when it does not."""
-    with state.reading() as connection:
-        try:
-            planned = connection.execute(
-                select(JournalRow.__table__)
-                .where(JournalRow.plan_id == record.plan_id, JournalRow.event == ChangeState.PLANNED.value)
-                .order_by(JournalRow.seq.desc())
-                .limit(1)
-            ).one_or_none()
-            if planned is None:
-                return f"plan {record.plan_id} is not in the journal"
-            own = connection.execute(
-                select(JournalRow.__table__).where(JournalRow.group_id == record.id).order_by(JournalRow.seq)
-            ).all()
-            steps = [row for row in own if row.event in STATES]
-            if any(link_hash(row, row.body) != row.hash for row in [planned, *steps]):
-                return "its journal entries were changed"
-            last = steps[-1].event if steps else ChangeState.PLANNED.value
-            if last != record.state.value:
-                return f"change {record.id} is {record.state.value}, its journal says {last}"
-            ends = {r.group_id: parse(r.body).get("until") for r in steps if r.event == ChangeState.APPROVED.value}
-            return difference(connection, record.plan_id, parse(planned.body), ends, only=record.id)
-        except (*UNREADABLE, DBAPIError) as error:
-            return f"what the journal says of it cannot be read ({error})"
 
 
 def entries(state: State, *, group_id: str | None = None, after: int = 0, limit: int | None = None) -> list[Entry]:

@@ -16,6 +16,9 @@ class StateSettings(Section):
     url: str = Field("", description="SQLAlchemy address; empty: a SQLite file beside the store")
     path: Path = Field(Path("var/state.db"), description="the SQLite file, where url is empty")
     kill_switch: Path = Field(Path("var/PAUSED"), description="the kill switch: a file that works without the database")
+    plan_days: float = Field(
+        30.0, gt=0, description="plans of which nothing was carried out or answered are kept so long; the journal stays"
+    )
 
 
 class ModeSettings(Section):

@@ -16,13 +16,13 @@ from typing import Any
 
 from analyzer.findings import plain
 from collector.window import Window
-from tuner.execute import Executor, Step
 from tuner.model import Group, Knob, KnobEffect, Target
 from tuner.outcome import record_outcome
 from tuner.planner.views import SHARE_KNOB
 from tuner.record import ChangeState, GroupRecord
 from tuner.settings import TunerSettings
-from tuner.state.database import State
+from tuner.undo import roll_back
+from tuner.writer import Step, Writer
 
 MIN_REQUESTS = 200.0  # below, a share of 99.9 % says nothing
 LATENCY_LIMIT = 0.25  # without a known objective: the tail may grow by so much against the peers
@@ -213,8 +213,7 @@ def realised_gain(affected: Sequence[Evidence]) -> float:
 def watch(
     record: GroupRecord,
     *,
-    state: State,
-    executor: Executor,
+    writer: Writer,
     knobs: Sequence[Knob],
     read_evidence: EvidenceReader,
     settings: TunerSettings,
@@ -247,8 +246,8 @@ def watch(
     given_up = now >= began + length * (1 + EXTENSIONS)
     body = {"verdict": judgement.verdict.value, "numbers": judgement.numbers}
     if judgement.verdict is Verdict.PASS and over:
-        outcome = executor.close(record, ChangeState.CONFIRMED, judgement.reason, body)
-        record_outcome(state, record.group, judgement.verdict.value, realised_gain(affected), now)
+        outcome = writer.step(record, ChangeState.CONFIRMED, judgement.reason, body)
+        record_outcome(writer.state, record.group, judgement.verdict.value, realised_gain(affected), now)
         return outcome
     failed = judgement.verdict is Verdict.FAIL or (judgement.verdict is Verdict.INCONCLUSIVE and given_up)
     if not failed:
@@ -256,9 +255,9 @@ def watch(
     final = any(k.effect in {KnobEffect.NEEDS_DRAIN, KnobEffect.NEEDS_REBOOT} for k in turned) or record.evictions > 0
     if final:
         reason = f"{judgement.reason}; it cannot be undone at will, a person decides"
-        outcome = executor.close(record, ChangeState.ROLLBACK_BLOCKED, reason, body)
+        outcome = writer.step(record, ChangeState.ROLLBACK_BLOCKED, reason, body)
     else:
-        outcome = executor.roll_back(record, judgement.reason, body)
+        outcome = roll_back(writer, record, judgement.reason, body)
     if outcome.state is not ChangeState.VERIFYING:  # else the kill switch holds it: judged again later
-        record_outcome(state, record.group, judgement.verdict.value, realised_gain(affected), now)
+        record_outcome(writer.state, record.group, judgement.verdict.value, realised_gain(affected), now)
     return outcome

@@ -31,7 +31,8 @@ from tuner import killswitch
 from tuner.killswitch import Pause
 from tuner.record import ChangeState, Drop, GroupRecord
 from tuner.service.analyse import Analysis, load_detectors, run_analysis
-from tuner.service.defragment import MovesPlan, Objective, plan_moves, present_fleet
+from tuner.service.defragment import plan_moves, present_fleet
+from tuner.service.moves_plan import MovesPlan, Objective
 from tuner.state import State, list_drops, list_groups, open_state
 from tuner.state.plans import latest_plan_id, newest_notes, waiting_groups
 

@@ -10,7 +10,7 @@ from dashboard.app_parts import loaders, page
 from dashboard.views import moves, svg
 from dashboard.views.names import CardNames
 from dashboard.views.text import escaped
-from tuner.service.defragment import MovesPlan, Objective
+from tuner.service.moves_plan import MovesPlan, Objective
 
 PLANS = {Objective.DEMAND: "room for what is asked for", Objective.FREE_CARDS: "the fewest cards"}
 

@@ -34,7 +34,7 @@ from dashboard.cli.open_pairs import probes_of
 from dashboard.cli.output import print_json
 from dashboard.cli.snapshot import print_snapshot
 from tuner.service.analyse import Analysis, load_detectors, run_analysis
-from tuner.service.defragment import Objective
+from tuner.service.moves_plan import Objective
 
 
 class Family(StrEnum):

@@ -19,7 +19,8 @@ from dashboard.views.moves import costs, result, step_text, where
 from dashboard.views.names import CardNames, card_names
 from dashboard.views.text import plural
 from tuner.service.analyse import Analysis
-from tuner.service.defragment import MovesPlan, Objective, parse_request, plan_moves, present_fleet
+from tuner.service.defragment import parse_request, plan_moves, present_fleet
+from tuner.service.moves_plan import MovesPlan, Objective
 
 # What binds a plan: what is granted too much, which cards are unhealthy, who hurts whom.
 BINDING = ("idle", "health", "contention", "colocation")

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from datetime import datetime
 
-from tuner.service.defragment import MovesPlan
+from tuner.service.moves_plan import MovesPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ from dashboard.report.services import window_seconds
 from tuner.outcome import list_outcomes
 from tuner.record import WAITING_STATES, WRITTEN_STATES
 from tuner.service.analyse import Analysis, load_detectors, run_analysis
-from tuner.service.defragment import Objective, plan_moves, present_fleet
+from tuner.service.defragment import plan_moves, present_fleet
+from tuner.service.moves_plan import Objective
 from tuner.state import State, count_states, list_drops, list_groups, list_suppressions
 
 WEEK = timedelta(days=7)

@@ -11,7 +11,7 @@ from dashboard.outlook import Outlook
 from tuner.outcome import Outcome
 from tuner.record import ChangeState, Drop, GroupRecord
 from tuner.service.analyse import Analysis
-from tuner.service.defragment import MovesPlan
+from tuner.service.moves_plan import MovesPlan
 from tuner.state import Suppression
 
 

@@ -14,7 +14,7 @@ from dashboard.report.words import cards, energy, money
 from dashboard.views.moves import ROLES, costs, left_alone, result, step_text, where
 from dashboard.views.names import CardNames, card_names, named
 from dashboard.views.text import NO_DATA, plural, seconds
-from tuner.service.defragment import CardChange, MovesPlan, Objective, Share, Step
+from tuner.service.moves_plan import CardChange, MovesPlan, Objective, Share, Step
 
 _WEEK_HOURS = 168
 _DAY_HOURS = 24

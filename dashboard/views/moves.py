@@ -11,7 +11,7 @@ from dashboard.cli.output import clean as printable
 from dashboard.views import svg
 from dashboard.views.names import CardNames, named
 from dashboard.views.text import percent, plural, seconds
-from tuner.service.defragment import MovesPlan, Objective, Role, Step
+from tuner.service.moves_plan import MovesPlan, Objective, Role, Step
 
 ROLES = {
     Role.STAYS: "stays",

@@ -14,9 +14,10 @@ from sample_data.cluster.exporters.hami import HamiExporter
 from sample_data.cluster.exporters.kube import KubeExporter
 from sample_data.cluster.exporters.servers import ServerExporter
 from sample_data.cluster.frames import Frames
+from sample_data.cluster.observation import Holder
 from sample_data.cluster.quirks import Outages
 from sample_data.cluster.readings import Instruments, Readings
-from sample_data.cluster.simulation import Holder, World
+from sample_data.cluster.simulation import World
 from sample_data.cluster.spec import ClusterSpec
 from sample_data.cluster.truth import Truth
 

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sample_data.cluster.latency import Sojourn
-from sample_data.cluster.simulation import Observation, World
+from sample_data.cluster.observation import Observation
+from sample_data.cluster.simulation import World
 from sample_data.cluster.spec import MIB, MIG_PROFILES, STEP_SECONDS
 from sample_data.cluster.streams import stream
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import numpy as np
@@ -10,11 +9,11 @@ import numpy.typing as npt
 
 from sample_data.cluster.arrivals import Arrivals, Day, JobArrival
 from sample_data.cluster.latency import Sojourn, serve, sojourn
+from sample_data.cluster.observation import Holder, Observation, first_holder
 from sample_data.cluster.power import Thermals, power_clock
 from sample_data.cluster.scheduler import Job, Pool
 from sample_data.cluster.sharing import Divider, Grant, Pairs, pressing
-from sample_data.cluster.spec import STEP_SECONDS, ClusterSpec, SliceSpec
-from sample_data.cluster.streams import hex_name
+from sample_data.cluster.spec import STEP_SECONDS, ClusterSpec
 from sample_data.cluster.truth import Minute, Truth
 
 FloatArray = npt.NDArray[np.float64]
@@ -22,40 +21,6 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 RESTART_MINUTES = 3
-
-
-@dataclass(slots=True)
-class Holder:
-    """The pod that holds a slice."""
-
-    namespace: str
-    pod: str
-    container: str
-    workload: str
-    created_minute: float
-    started_minute: int
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """What one minute looked like from outside, per slice (or card); exporters print from this."""
-
-    minute: int
-    running: BoolArray  # held, and a process runs
-    used: FloatArray  # share of the card's SM-time in use
-    duty: FloatArray  # share of the minute in which it had a kernel on the card
-    memory: FloatArray  # bytes
-    service_seconds: FloatArray  # online: mean service time of a request; others: of a step (NaN: none)
-    sojourn: Sojourn
-    finished: FloatArray  # requests
-    timed_out: FloatArray
-    backlog: FloatArray
-    load: FloatArray
-    steps: FloatArray
-    active_seconds: FloatArray  # of the trainers' step loops
-    clock: FloatArray  # per card, factor
-    activity: FloatArray  # 0..1, how hard it presses
-    slowing: FloatArray
 
 
 class World:
@@ -101,7 +66,7 @@ class World:
         self.backlog = np.zeros(len(slices))
         self.seat = np.array([s.role == "seat" for s in slices])
         self.job_width = np.zeros(len(slices))
-        self.holders: list[Holder | None] = [None if s.role == "seat" else _first_holder(s) for s in slices]
+        self.holders: list[Holder | None] = [None if s.role == "seat" else first_holder(s) for s in slices]
         self.restarted: set[int] = set()  # slices whose process came up anew in the last minute
         self.energy_joules = np.zeros(len(cards))
         self.pods_version = 0  # grows whenever the list of pods, or one of them, changes
@@ -401,12 +366,3 @@ class World:
                 vain=vain,
             )
         )
-
-
-def _first_holder(s: SliceSpec) -> Holder:
-    container = {"vllm": "vllm", "triton": "triton", "trainer": "train", "none": "notebook"}[s.app]
-    if s.online:
-        pod = f"{s.name}-{hex_name(9, 'rs', s.name)}-{hex_name(5, 'pod', s.name, s.ordinal)}"
-    else:
-        pod = f"{s.name}-{s.ordinal}"
-    return Holder(s.tenant, pod, container, s.name, 0, 0)

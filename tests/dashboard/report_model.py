@@ -38,7 +38,7 @@ from dashboard.report.model import (
     SickCard,
     Unanalysed,
 )
-from tuner.service.defragment import CardChange, MovesPlan, Role, Share, Step
+from tuner.service.moves_plan import CardChange, MovesPlan, Role, Share, Step
 
 START = datetime(2026, 1, 5, tzinfo=UTC)
 END = START + timedelta(days=1)

@@ -14,7 +14,8 @@ from dashboard.cli.moves import plan_options, print_plan
 from dashboard.views.moves import costs, result
 from tests.dashboard.conftest import Ran
 from tests.tuner.test_service_defragment import observed
-from tuner.service.defragment import Objective, plan_moves
+from tuner.service.defragment import plan_moves
+from tuner.service.moves_plan import Objective
 
 
 def test_a_plan_over_a_store(app_world: Path, trimtab: Callable[..., Ran]) -> None:

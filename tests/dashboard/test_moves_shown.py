@@ -20,7 +20,8 @@ from dashboard.views.moves import left_alone, steps_table, strips
 from tests.dashboard.report_model import MARKUP, SCRIPT, START, migrations, report
 from tests.dashboard.test_app import on_loopback, open_page, said, tables, world
 from tests.tuner.test_service_defragment import observed
-from tuner.service.defragment import Objective, plan_moves
+from tuner.service.defragment import plan_moves
+from tuner.service.moves_plan import Objective
 from tuner.settings import PriceSettings
 
 __all__ = ["on_loopback", "world"]  # fixtures

@@ -23,25 +23,29 @@ from tests.tuner.fakes import (
     plan,
     slice_target,
 )
-from tuner import execute as execute_module
 from tuner import killswitch
+from tuner import writer as writer_module
 from tuner.audit import verify_chain
 from tuner.backends import DryRunBackend
-from tuner.execute import Executor, frozen_targets
+from tuner.drift import frozen_targets
+from tuner.execute import execute
 from tuner.journal import LeaseLostError, StateMovedError, entries, record_plan, step
 from tuner.lease import Lease
 from tuner.model import BackendState, Freeze, Group
 from tuner.place import Place, inverse, locate, unreadable
 from tuner.record import ChangeState, Decision, GroupRecord
 from tuner.settings import StateSettings
+from tuner.settle import recover
 from tuner.state import State, get_group, open_groups, open_state
+from tuner.undo import roll_back
+from tuner.writer import Writer
 
 A, B = slice_target("a"), slice_target("b")
 MOVE = group(change(A, 0.2, 0.5), change(B, 0.6, 0.3))
 
 
 class Bench:
-    """State, backend, clock and executor of one imagined process; `restart` is a new process on the same disk."""
+    """State, backend, clock and writer of one imagined process; `restart` is a new process on the same disk."""
 
     def __init__(self, state: State, backend: FakeBackend, clock: VirtualClock, folder: Path) -> None:
         self.state, self.backend, self.clock = state, backend, clock
@@ -53,7 +57,7 @@ class Bench:
         self.clock.advance(20)
         self.lease = Lease(self.state, f"tuner-{next(self.runs)}", self.clock)
         assert self.lease.acquire()
-        self.executor = Executor(self.state, self.backend, self.clock, self.lease, self.kill_switch, patience_seconds=3)
+        self.writer = Writer(self.state, self.backend, self.clock, self.lease, self.kill_switch, patience_seconds=3)
 
     def planned(self, *groups: Group, decision: Decision = "go", name: str = "p1", simulated: bool = False) -> None:
         now = self.clock.now()
@@ -85,7 +89,7 @@ def bench(state: State, clock: VirtualClock, tmp_path: Path) -> Iterator[Bench]:
 
 def test_a_change_goes_through_every_state_decreases_first(bench: Bench) -> None:
     bench.planned(MOVE)
-    step = bench.executor.execute("g1")
+    step = execute(bench.writer, "g1")
     assert step.state is ChangeState.VERIFYING
     assert bench.values == (0.5, 0.3)
     assert bench.backend.writes == [(B, "sm_quota_ratio", 0.3), (A, "sm_quota_ratio", 0.5)]
@@ -105,29 +109,29 @@ def test_a_change_goes_through_every_state_decreases_first(bench: Bench) -> None
 def test_the_write_waits_for_a_second_look_unless_fast(bench: Bench) -> None:
     bench.planned(MOVE)
     began = bench.clock.now()
-    bench.executor.execute("g1")
+    execute(bench.writer, "g1")
     assert bench.backend.applied_at == [began + timedelta(seconds=15)]
     fast = group(change(A, 0.5, 0.6), name="g2", fast=True)
     bench.planned(fast, name="p2")
     began = bench.clock.now()
-    bench.executor.execute("g2")
+    execute(bench.writer, "g2")
     assert bench.backend.applied_at[-1] == began
 
 
 def test_without_consent_nothing_is_written(bench: Bench) -> None:
     bench.planned(MOVE, decision="ask")
     with pytest.raises(RefusedError, match="has no consent"):
-        bench.executor.execute("g1")
+        execute(bench.writer, "g1")
     assert bench.backend.writes == []
 
 
 def test_a_group_is_carried_out_once(bench: Bench) -> None:
     bench.planned(MOVE)
-    bench.executor.execute("g1")
+    execute(bench.writer, "g1")
     with pytest.raises(StateMovedError, match="g1 is verifying"):
-        bench.executor.execute("g1")
+        execute(bench.writer, "g1")
     with pytest.raises(StateMovedError, match="found none"):
-        bench.executor.execute("g2")
+        execute(bench.writer, "g2")
     assert len(bench.backend.writes) == 2
 
 
@@ -135,7 +139,7 @@ def test_a_group_is_carried_out_once(bench: Bench) -> None:
 def test_kill_switch_stops_before_the_intent(bench: Bench, level: Freeze) -> None:
     bench.planned(MOVE)
     killswitch.pause(bench.kill_switch, level, who="ann", why="drill", at=START)
-    step = bench.executor.execute("g1")
+    step = execute(bench.writer, "g1")
     assert step.state is ChangeState.PLANNED
     assert "by ann" in step.reason
     assert bench.backend.writes == []
@@ -152,7 +156,7 @@ def test_kill_switch_thrown_after_the_intent_stops_the_write(bench: Bench) -> No
             return
         killswitch.pause(bench.kill_switch, Freeze.NEW, who="ann", why="drill", at=START)
 
-    step = bench.executor.execute("g1", still_ok=throw)
+    step = execute(bench.writer, "g1", still_ok=throw)
     assert step.state is ChangeState.NOT_APPLIED
     assert bench.backend.writes == []
 
@@ -165,9 +169,9 @@ def test_guards_are_asked_again_on_a_fresh_read(bench: Bench) -> None:
         seen.append(fresh)
         return "capacity: full" if len(seen) in {1, 3} else None
 
-    step = bench.executor.execute("g1", still_ok=against)
+    step = execute(bench.writer, "g1", still_ok=against)
     assert (step.state, step.reason) == (ChangeState.PLANNED, "capacity: full")  # may be tried again
-    step = bench.executor.execute("g1", still_ok=against)
+    step = execute(bench.writer, "g1", still_ok=against)
     assert (step.state, step.reason) == (ChangeState.NOT_APPLIED, "capacity: full")
     assert [(s.read_at - START).total_seconds() for s in seen] == [20, 20, 35]  # after the wait
     assert bench.backend.writes == []
@@ -176,7 +180,7 @@ def test_guards_are_asked_again_on_a_fresh_read(bench: Bench) -> None:
 def test_a_world_that_moved_before_the_intent_expires_the_group(bench: Bench) -> None:
     bench.planned(MOVE)
     bench.backend.foreign(MOVE.changes[0], 0.25)
-    step = bench.executor.execute("g1")
+    step = execute(bench.writer, "g1")
     assert step.state is ChangeState.EXPIRED
     assert "foreign" in step.reason
     assert bench.values == (0.25, 0.6)
@@ -191,7 +195,7 @@ def test_a_world_that_moves_during_the_wait_is_left_alone(bench: Bench) -> None:
         return wait(seconds)
 
     bench.clock.wait = meanwhile  # type: ignore[method-assign]
-    step = bench.executor.execute("g1")
+    step = execute(bench.writer, "g1")
     assert step.state is ChangeState.NOT_APPLIED
     assert bench.values == (0.25, 0.6)
 
@@ -214,7 +218,7 @@ def test_a_world_that_moves_during_the_wait_is_left_alone(bench: Bench) -> None:
 def test_typed_results(bench: Bench, fault: str, expected: ChangeState) -> None:
     bench.planned(MOVE)
     bench.backend.faults = [fault]
-    assert bench.executor.execute("g1").state is expected
+    assert execute(bench.writer, "g1").state is expected
     assert bench.state_of() is expected
     assert bench.backend.faults == []  # the old value is never tried again
 
@@ -235,29 +239,29 @@ def test_lost_and_late_answers_are_settled_by_reading(
 ) -> None:
     bench.planned(MOVE)
     bench.backend.faults = [fault]
-    bench.executor.execute("g1")
+    execute(bench.writer, "g1")
     bench.clock.advance(200)
-    assert bench.executor.recover()[0].state is final
+    assert recover(bench.writer)[0].state is final
     assert bench.values == values
 
 
 def test_a_lost_write_may_still_arrive_until_its_time_is_over(bench: Bench) -> None:
     bench.planned(MOVE)
     bench.backend.faults = ["lost_before"]
-    bench.executor.execute("g1")
+    execute(bench.writer, "g1")
     bench.clock.advance(30)
-    assert bench.executor.recover()[0].state is ChangeState.INTENT
+    assert recover(bench.writer)[0].state is ChangeState.INTENT
     bench.clock.advance(40)
-    assert bench.executor.recover()[0].state is ChangeState.NOT_APPLIED
+    assert recover(bench.writer)[0].state is ChangeState.NOT_APPLIED
 
 
 def test_a_backend_that_does_not_answer_leaves_everything_as_it_is(bench: Bench) -> None:
     bench.planned(MOVE)
     bench.backend.unreadable = 1
-    assert bench.executor.execute("g1").state is ChangeState.PLANNED
-    bench.executor.execute("g1")
+    assert execute(bench.writer, "g1").state is ChangeState.PLANNED
+    execute(bench.writer, "g1")
     bench.backend.unreadable = 1
-    assert bench.executor.recover()[0].reason.startswith("not settled")
+    assert recover(bench.writer)[0].reason.startswith("not settled")
     assert bench.state_of() is ChangeState.VERIFYING
 
 
@@ -272,7 +276,7 @@ def test_unreadable_at_the_last_look_means_not_applied(bench: Bench) -> None:
         return read(targets)  # type: ignore[arg-type]
 
     bench.backend.read = flaky  # type: ignore[method-assign, assignment]
-    assert bench.executor.execute("g1").state is ChangeState.NOT_APPLIED
+    assert execute(bench.writer, "g1").state is ChangeState.NOT_APPLIED
     assert bench.backend.writes == []
 
 
@@ -284,7 +288,7 @@ def test_a_crash_in_the_write_has_one_outcome(bench: Bench, fault: str) -> None:
     bench.planned(MOVE)
     bench.backend.faults = [fault]
     with pytest.raises(CrashError):
-        bench.executor.execute("g1")
+        execute(bench.writer, "g1")
     bench.restart()
     bench.clock.advance(100)
     final = {
@@ -292,7 +296,7 @@ def test_a_crash_in_the_write_has_one_outcome(bench: Bench, fault: str) -> None:
         "crash_half": (ChangeState.ROLLED_BACK, (0.2, 0.6)),
         "crash_after": (ChangeState.VERIFYING, (0.5, 0.3)),
     }[fault]
-    assert bench.executor.recover()[0].state is final[0]
+    assert recover(bench.writer)[0].state is final[0]
     assert bench.values == final[1]
 
 
@@ -301,7 +305,7 @@ def test_a_crash_in_the_write_has_one_outcome(bench: Bench, fault: str) -> None:
 def test_a_crash_at_every_journal_entry_has_one_outcome(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, at: str, kill_before: bool
 ) -> None:
-    real = execute_module.walk
+    real = writer_module.walk
 
     def dying(state: State, group_id: str, way: Sequence[tuple[ChangeState, str, object]], **rest: object) -> None:
         names = [to.value for to, *_ in way]
@@ -312,16 +316,16 @@ def test_a_crash_at_every_journal_entry_has_one_outcome(
             raise CrashError
 
     bench.planned(MOVE)
-    monkeypatch.setattr(execute_module, "walk", dying)
+    monkeypatch.setattr(writer_module, "walk", dying)
     with pytest.raises(CrashError):
         apply_and_roll_back(bench)
-    monkeypatch.setattr(execute_module, "walk", real)
+    monkeypatch.setattr(writer_module, "walk", real)
     for _ in range(3):  # a second restart changes nothing
         bench.restart()
         bench.clock.advance(100)
-        bench.executor.recover()
+        recover(bench.writer)
     written_before = len(bench.backend.writes)
-    bench.executor.recover()
+    recover(bench.writer)
     assert len(bench.backend.writes) == written_before
     expected = {
         (ChangeState.PLANNED, (0.2, 0.6)),  # died before the intent was on disk
@@ -337,15 +341,15 @@ def test_a_crash_at_every_journal_entry_has_one_outcome(
 
 
 def apply_and_roll_back(bench: Bench) -> None:
-    bench.executor.execute("g1")
+    execute(bench.writer, "g1")
     record = get_group(bench.state, "g1")
     assert record is not None
-    bench.executor.roll_back(record, "verdict fail")
+    roll_back(bench.writer, record, "verdict fail")
 
 
 def verifying(bench: Bench) -> GroupRecord:
     bench.planned(MOVE)
-    bench.executor.execute("g1")
+    execute(bench.writer, "g1")
     record = get_group(bench.state, "g1")
     assert record is not None
     assert record.state is ChangeState.VERIFYING
@@ -361,7 +365,7 @@ def test_a_group_found_half_way_through_its_journal_goes_on(bench: Bench, stoppe
             break
     for c in MOVE.changes:
         bench.backend.foreign(c, c.after)
-    assert bench.executor.recover()[0].state is ChangeState.VERIFYING
+    assert recover(bench.writer)[0].state is ChangeState.VERIFYING
     assert bench.events() == ["intent", "applied", "read_back", "verifying"]
 
 
@@ -375,13 +379,13 @@ def test_a_read_back_that_fails_is_tried_again(bench: Bench) -> None:
         return result
 
     bench.backend.apply = then_gone  # type: ignore[method-assign, assignment]
-    assert bench.executor.execute("g1").state is ChangeState.VERIFYING
+    assert execute(bench.writer, "g1").state is ChangeState.VERIFYING
     assert bench.events() == ["intent", "applied", "read_back", "verifying"]
 
 
 def test_roll_back_sets_the_pre_image(bench: Bench) -> None:
     record = verifying(bench)
-    step = bench.executor.roll_back(record, "kept fell", {"numbers": {"kept": 0.9}})
+    step = roll_back(bench.writer, record, "kept fell", {"numbers": {"kept": 0.9}})
     assert (step.state, step.reason) == (ChangeState.ROLLED_BACK, "kept fell")
     assert bench.values == (0.2, 0.6)
     assert bench.backend.writes[2:] == [(A, "sm_quota_ratio", 0.2), (B, "sm_quota_ratio", 0.6)]
@@ -391,17 +395,17 @@ def test_roll_back_sets_the_pre_image(bench: Bench) -> None:
 def test_roll_back_goes_on_under_freeze_new_and_stops_under_freeze_all(bench: Bench) -> None:
     record = verifying(bench)
     killswitch.pause(bench.kill_switch, Freeze.ALL, who="ann", why="drill", at=START)
-    assert bench.executor.roll_back(record, "bad").state is ChangeState.VERIFYING
+    assert roll_back(bench.writer, record, "bad").state is ChangeState.VERIFYING
     assert bench.values == (0.5, 0.3)
     killswitch.pause(bench.kill_switch, Freeze.NEW, who="ann", why="drill", at=START)
-    assert bench.executor.roll_back(record, "bad").state is ChangeState.ROLLED_BACK
+    assert roll_back(bench.writer, record, "bad").state is ChangeState.ROLLED_BACK
     assert bench.values == (0.2, 0.6)
 
 
 def test_a_value_that_somebody_changed_is_never_rolled_back(bench: Bench) -> None:
     record = verifying(bench)
     bench.backend.foreign(MOVE.changes[0], 0.45)
-    step = bench.executor.roll_back(record, "bad")
+    step = roll_back(bench.writer, record, "bad")
     assert step.state is ChangeState.ROLLBACK_BLOCKED
     assert bench.values == (0.45, 0.3)
     assert set(frozen_targets([get_group(bench.state, "g1")], bench.clock.now())) == {A, B}  # type: ignore[list-item]
@@ -423,43 +427,43 @@ def test_a_value_that_somebody_changed_is_never_rolled_back(bench: Bench) -> Non
 def test_roll_back_meets_faults(bench: Bench, faults: list[str], final: ChangeState) -> None:
     record = verifying(bench)
     bench.backend.faults = faults
-    assert bench.executor.roll_back(record, "bad").state is final
+    assert roll_back(bench.writer, record, "bad").state is final
     if final is ChangeState.ROLLING_BACK:
         bench.clock.advance(60)
-        assert bench.executor.recover()[0].state is ChangeState.ROLLED_BACK
+        assert recover(bench.writer)[0].state is ChangeState.ROLLED_BACK
         assert bench.values == (0.2, 0.6)
 
 
 def test_a_roll_back_that_never_works_asks_a_person(bench: Bench) -> None:
     record = verifying(bench)
     bench.backend.faults = ["retry_later"] * 3
-    bench.executor.roll_back(record, "bad")
+    roll_back(bench.writer, record, "bad")
     bench.clock.advance(599)
-    assert bench.executor.recover()[0].state is ChangeState.ROLLING_BACK
+    assert recover(bench.writer)[0].state is ChangeState.ROLLING_BACK
     bench.clock.advance(2)
-    assert bench.executor.recover()[0].state is ChangeState.ROLLBACK_BLOCKED
+    assert recover(bench.writer)[0].state is ChangeState.ROLLBACK_BLOCKED
     bench.backend.unreadable = 1
 
 
 def test_roll_back_waits_while_the_backend_is_unreadable_or_paused(bench: Bench) -> None:
     record = verifying(bench)
     bench.backend.unreadable = 1
-    assert bench.executor.roll_back(record, "bad").state is ChangeState.ROLLING_BACK
+    assert roll_back(bench.writer, record, "bad").state is ChangeState.ROLLING_BACK
     killswitch.pause(bench.kill_switch, Freeze.ALL, who="ann", why="drill", at=START)
-    assert bench.executor.recover()[0].state is ChangeState.ROLLING_BACK
+    assert recover(bench.writer)[0].state is ChangeState.ROLLING_BACK
     killswitch.resume(bench.kill_switch)
     lost = dict(bench.backend.held)
     bench.backend.held.clear()
-    assert bench.executor.recover()[0].reason == "its values cannot be read"
+    assert recover(bench.writer)[0].reason == "its values cannot be read"
     bench.backend.held.update(lost)
-    assert bench.executor.recover()[0].state is ChangeState.ROLLED_BACK
+    assert recover(bench.writer)[0].state is ChangeState.ROLLED_BACK
 
 
 def test_what_is_left_is_rolled_back_when_a_target_is_gone(bench: Bench) -> None:
     record = verifying(bench)
     del bench.backend.held[A]
-    assert bench.executor.recover()[0].reason == "being watched"
-    assert bench.executor.roll_back(record, "bad").state is ChangeState.ROLLED_BACK
+    assert recover(bench.writer)[0].reason == "being watched"
+    assert roll_back(bench.writer, record, "bad").state is ChangeState.ROLLED_BACK
     assert bench.backend.value(B) == 0.6
 
 
@@ -476,24 +480,24 @@ def test_a_group_whose_targets_are_all_gone_ends(
 ) -> None:
     bench.planned(MOVE)
     bench.backend.faults = faults
-    bench.executor.execute("g1")
+    execute(bench.writer, "g1")
     if undo:
         record = get_group(bench.state, "g1")
         assert record is not None
-        assert bench.executor.roll_back(record, "bad").state is ChangeState.ROLLING_BACK
+        assert roll_back(bench.writer, record, "bad").state is ChangeState.ROLLING_BACK
     bench.backend.held.clear()
     bench.backend._late.clear()
     bench.clock.advance(30)
-    assert bench.executor.recover()[0].state in {ChangeState.APPLIED, ChangeState.VERIFYING, ChangeState.ROLLING_BACK}
+    assert recover(bench.writer)[0].state in {ChangeState.APPLIED, ChangeState.VERIFYING, ChangeState.ROLLING_BACK}
     bench.clock.advance(3600)
-    assert bench.executor.recover()[0].state is final
+    assert recover(bench.writer)[0].state is final
 
 
 def test_a_dry_run_ends_at_once_and_leaves_nothing_to_watch(bench: Bench) -> None:
     dry = DryRunBackend(bench.backend.read, KNOBS)
     bench.planned(MOVE)
-    executor = Executor(bench.state, dry, bench.clock, bench.lease, bench.kill_switch, revalidate_seconds=0.0)
-    step = executor.execute("g1")
+    writer = Writer(bench.state, dry, bench.clock, bench.lease, bench.kill_switch, revalidate_seconds=0.0)
+    step = execute(writer, "g1")
     assert (step.state, step.reason) == (ChangeState.CONFIRMED, "pretended: the dry run changes nothing")
     assert bench.events() == ["intent", "applied", "confirmed"]
     record = get_group(bench.state, "g1")
@@ -501,8 +505,8 @@ def test_a_dry_run_ends_at_once_and_leaves_nothing_to_watch(bench: Bench) -> Non
     assert record.is_pretended
     assert record.settled_at == bench.clock.now()
     again = DryRunBackend(bench.backend.read, KNOBS)  # the next process knows nothing of the pretence
-    later = Executor(bench.state, again, bench.clock, bench.lease, bench.kill_switch)
-    assert later.recover() == []
+    later = Writer(bench.state, again, bench.clock, bench.lease, bench.kill_switch)
+    assert recover(later) == []
     assert bench.values == (0.2, 0.6)
 
 
@@ -510,7 +514,7 @@ def simulated_in(bench: Bench, faults: list[str]) -> None:
     """A change of simulated rows is under way on the simulator; then a tuner of a real fleet takes the same state."""
     bench.planned(MOVE, simulated=True)
     bench.backend.faults = faults
-    bench.executor.execute("g1")
+    execute(bench.writer, "g1")
     bench.backend.simulated = False
     bench.backend.writes.clear()
 
@@ -519,12 +523,12 @@ def test_a_simulated_change_is_refused_by_a_real_backend(bench: Bench) -> None:
     bench.backend.simulated = False
     bench.planned(MOVE, simulated=True)
     bench.backend.unreadable = 1  # a read would say so
-    step = bench.executor.execute("g1")
+    step = execute(bench.writer, "g1")
     assert (step.state, bench.events(), bench.backend.writes) == (ChangeState.REFUSED, ["refused"], [])
     assert step.reason == "it was planned on simulated rows: it only goes to the simulator or a dry run"
     bench.planned(group(*MOVE.changes, name="g2"), name="p2")
     bench.backend.unreadable = 0
-    assert bench.executor.execute("g2").state is ChangeState.VERIFYING
+    assert execute(bench.writer, "g2").state is ChangeState.VERIFYING
 
 
 @pytest.mark.parametrize(
@@ -543,7 +547,7 @@ def test_a_simulated_change_is_neither_settled_nor_undone_on_a_real_backend(
     bench.restart()
     bench.backend.unreadable = 1
     assert bench.state_of() is under_way
-    (step,) = bench.executor.recover()
+    (step,) = recover(bench.writer)
     assert (step.state, bench.backend.writes, bench.backend.unreadable) == (left_as, [], 1)
     assert step.reason.startswith("it was planned on simulated rows")
     assert bench.events()[-1] == left_as.value
@@ -557,21 +561,21 @@ def test_a_roll_back_of_a_simulated_change_is_refused_on_a_real_backend(bench: B
     assert record is not None
     if under_way:  # it began on the simulator
         bench.backend.simulated = True
-        assert bench.executor.roll_back(record, "bad").state is ChangeState.ROLLING_BACK
+        assert roll_back(bench.writer, record, "bad").state is ChangeState.ROLLING_BACK
         bench.backend.simulated = False
-        assert bench.executor.recover()[0].state is ChangeState.ROLLBACK_BLOCKED
+        assert recover(bench.writer)[0].state is ChangeState.ROLLBACK_BLOCKED
     else:
-        bench.executor.close(record, ChangeState.CONFIRMED, "kept")
+        bench.writer.step(record, ChangeState.CONFIRMED, "kept")
         record = get_group(bench.state, "g1")
         assert record is not None
-        assert bench.executor.roll_back(record, "somebody asks").state is ChangeState.ROLLBACK_BLOCKED
+        assert roll_back(bench.writer, record, "somebody asks").state is ChangeState.ROLLBACK_BLOCKED
     assert bench.backend.writes == []
     assert bench.events()[-2:] == ["rolling_back", "rollback_blocked"]
 
 
 def test_the_last_check_of_a_roll_back_can_refuse_it(bench: Bench) -> None:
     record = verifying(bench)
-    executor = Executor(
+    writer = Writer(
         bench.state,
         bench.backend,
         bench.clock,
@@ -579,7 +583,7 @@ def test_the_last_check_of_a_roll_back_can_refuse_it(bench: Bench) -> None:
         bench.kill_switch,
         may_undo=lambda undo, _state: f"no room for {len(undo.changes)}",
     )
-    step = executor.roll_back(record, "bad")
+    step = roll_back(writer, record, "bad")
     assert (step.state, step.reason) == (ChangeState.ROLLBACK_BLOCKED, "no room for 2")
 
 
@@ -587,24 +591,24 @@ def test_the_last_check_of_a_roll_back_can_refuse_it(bench: Bench) -> None:
 def test_a_foreign_change_while_watching_wins(bench: Bench, value: float) -> None:
     verifying(bench)
     bench.backend.foreign(MOVE.changes[0], value)
-    assert bench.executor.recover()[0].state is ChangeState.FOREIGN_CHANGE
+    assert recover(bench.writer)[0].state is ChangeState.FOREIGN_CHANGE
     assert bench.values == (value, 0.3)
     assert open_groups(bench.state) == []
 
 
 def test_a_stand_by_takes_over_and_the_old_tuner_cannot_write(bench: Bench) -> None:
     bench.planned(MOVE)
-    old = bench.executor
+    old = bench.writer
     bench.restart()  # 20 s later: the lease of 15 s was over
     with pytest.raises(LeaseLostError):
-        old.execute("g1")
+        execute(old, "g1")
     assert bench.backend.writes == []
-    assert bench.executor.execute("g1").state is ChangeState.VERIFYING
+    assert execute(bench.writer, "g1").state is ChangeState.VERIFYING
 
 
 def test_a_leader_that_slept_between_intent_and_write_does_not_write(bench: Bench) -> None:
     bench.planned(MOVE)
-    old = bench.executor
+    old = bench.writer
 
     looks = itertools.count()
 
@@ -613,17 +617,17 @@ def test_a_leader_that_slept_between_intent_and_write_does_not_write(bench: Benc
             bench.restart()  # stopped for longer than the lease; a stand-by took over
 
     with pytest.raises(LeaseLostError):
-        old.execute("g1", still_ok=sleep)
+        execute(old, "g1", still_ok=sleep)
     assert bench.backend.writes == []
     bench.clock.advance(100)
-    assert bench.executor.recover()[0].state is ChangeState.NOT_APPLIED
+    assert recover(bench.writer)[0].state is ChangeState.NOT_APPLIED
 
 
 def test_the_fast_path_supersedes_what_is_only_watched(bench: Bench) -> None:
     verifying(bench)
     fast = group(change(A, 0.5, 0.6), name="g2", kind="fast", fast=True)
     bench.planned(fast, name="p2")
-    assert bench.executor.execute("g2").state is ChangeState.VERIFYING
+    assert execute(bench.writer, "g2").state is ChangeState.VERIFYING
     assert bench.state_of("g1") is ChangeState.SUPERSEDED
     assert bench.values == (0.6, 0.3)
 
@@ -634,9 +638,9 @@ def test_after_a_crash_the_later_change_explains_the_values_of_the_earlier(bench
     bench.planned(fast, name="p2")
     bench.backend.faults = ["crash_after"]
     with pytest.raises(CrashError):
-        bench.executor.execute("g2")
+        execute(bench.writer, "g2")
     bench.restart()
-    bench.executor.recover()
+    recover(bench.writer)
     assert bench.state_of("g1") is ChangeState.SUPERSEDED
     assert bench.state_of("g2") is ChangeState.VERIFYING
 
@@ -646,9 +650,9 @@ def test_an_earlier_change_waits_while_the_later_is_not_settled(bench: Bench) ->
     fast = group(change(A, 0.5, 0.6), name="g2", kind="fast", fast=True)
     bench.planned(fast, name="p2")
     bench.backend.faults = ["lost_after"]
-    bench.executor.execute("g2")
+    execute(bench.writer, "g2")
     bench.backend.unreadable = 1
-    steps = {s.group_id: s for s in bench.executor.recover()}
+    steps = {s.group_id: s for s in recover(bench.writer)}
     assert steps["g1"].reason == "waits for a later change of the same card"
     assert steps["g2"].state is ChangeState.INTENT
 
@@ -706,12 +710,12 @@ def test_no_new_value_is_written_once_the_kill_switch_is_on(
             frozen_from.append(len(backend.writes))
 
     for i in range(4):
-        bench.executor.execute(f"g{i}", still_ok=throw)
+        execute(bench.writer, f"g{i}", still_ok=throw)
     clock.advance(300)
-    bench.executor.recover()
+    recover(bench.writer)
     for record in open_groups(state):
         if record.state is ChangeState.VERIFYING:
-            bench.executor.roll_back(record, "drill")
+            roll_back(bench.writer, record, "drill")
     if frozen_from:
         after = [value for _, _, value in backend.writes[frozen_from[0] :]]
         assert after == ([] if level is Freeze.ALL else [0.2] * len(after))

@@ -12,11 +12,12 @@ from collector.clock import VirtualClock
 from tests.tuner.fakes import START, backend_with, change, group, held, plan, slice_target
 from tuner.audit import verify_chain
 from tuner.consent import approve
-from tuner.execute import Executor
+from tuner.execute import execute
 from tuner.journal import record_plan
 from tuner.lease import Lease
 from tuner.record import ChangeState, GroupRecord
 from tuner.state import State
+from tuner.writer import Writer
 
 A, B = slice_target("a"), slice_target("b")
 ASKED, FALLEN = group(change(A, 0.2, 0.5)), group(change(B, 0.6, 0.3), name="g2")
@@ -67,7 +68,7 @@ def carry_out(state: State, folder: Path, name: str, words: str) -> list[object]
     backend = backend_with(clock, held(A, {"sm_quota_ratio": 0.2}), held(B, {"sm_quota_ratio": 0.6}))
     lease = Lease(state, "tuner", clock)
     assert lease.acquire()
-    step = Executor(state, backend, clock, lease, folder / "PAUSED").execute(name)
+    step = execute(Writer(state, backend, clock, lease, folder / "PAUSED"), name)
     assert step.state is ChangeState.REFUSED
     assert words in step.reason
     return list(backend.writes)

@@ -12,7 +12,8 @@ from analyzer.defragment.model import WHOLE, Card, Cost, Fleet, Node, Pod, Reque
 from analyzer.defragment.observed import Observed
 from analyzer.demand import Wish
 from collector.errors import ConfigurationError
-from tuner.service.defragment import Objective, Role, parse_request, plan_moves
+from tuner.service.defragment import parse_request, plan_moves
+from tuner.service.moves_plan import Objective, Role
 
 GIB = 2.0**30
 

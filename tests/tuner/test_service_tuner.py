@@ -42,7 +42,7 @@ from tuner.service.cycle import CycleResult, Tuner, TunerParts
 from tuner.settings import StateSettings, TunerSettings
 from tuner.state import State
 from tuner.state.findings import add_suppression, list_findings
-from tuner.state.plans import get_group, list_groups
+from tuner.state.plans import get_group, list_groups, plan_exists
 
 CHAT, TRAIN = slice_target("chat"), slice_target("train")
 SEARCH, BATCH = slice_target("search", "GPU-1"), slice_target("batch", "GPU-1")
@@ -150,6 +150,22 @@ def make_rig(tmp_path: Path, state: State, clock: VirtualClock) -> Iterator[Call
 
 def states_of(result: CycleResult) -> list[str]:
     return [s.state.value for s in result.steps]
+
+
+def test_plans_that_led_to_nothing_go_after_a_while(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    tuner = rig.tuner(TunerSettings())  # recommend: nothing is carried out
+    old = tuner.run_once(rig.to(0)).plan_id
+    assert plan_exists(rig.state, old)
+    rig.clock.advance(29 * 86400.0)
+    tuner.run_once(rig.clock.now())
+    assert plan_exists(rig.state, old)
+    rig.clock.advance(2 * 86400.0)
+    newest = tuner.run_once(rig.clock.now()).plan_id
+    assert not plan_exists(rig.state, old)
+    assert plan_exists(rig.state, newest)
+    assert [e.body["plans"] for e in entries(rig.state) if e.event == "pruned"] == [[old]]
+    assert verify_chain(rig.state).ok
 
 
 # -- the fast path -----------------------------------------------------------------------------------------------------

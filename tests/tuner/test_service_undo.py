@@ -12,7 +12,7 @@ from collector.settings import StoreSettings
 from collector.store import EmbeddedStore
 from tests.tuner.fakes import KNOBS, START, backend_with, change, group, held, plan, slice_target
 from tuner.consent import request_roll_back
-from tuner.execute import Executor
+from tuner.execute import execute
 from tuner.guards import domain_of
 from tuner.journal import record_plan
 from tuner.lease import Lease
@@ -23,6 +23,7 @@ from tuner.service.cycle import Tuner, TunerParts
 from tuner.service.undo import lacks_room, raised_since
 from tuner.settings import StateSettings, TunerSettings
 from tuner.state import State, get_group
+from tuner.writer import Writer
 
 A, B, C = slice_target("a"), slice_target("b"), slice_target("c", "GPU-1")
 CARD = domain_of(A)
@@ -80,15 +81,15 @@ def test_the_tuner_does_not_set_back_what_no_longer_fits(
     backend = backend_with(clock, held(A, {"sm_quota_ratio": 0.5}), held(B, {"sm_quota_ratio": 0.5}))
     lease, switch = Lease(state, "before", clock), tmp_path / "PAUSED"
     assert lease.acquire()
-    executor = Executor(state, backend, clock, lease, switch, revalidate_seconds=0.0)
+    writer = Writer(state, backend, clock, lease, switch, revalidate_seconds=0.0)
     for wanted in [LOWER, RAISE][: 1 + taken]:
         now = clock.now()
         planned = GroupRecord(wanted, wanted.id, ChangeState.PLANNED, "go", "", now, now)
         record_plan(state, plan(wanted, now=now, name=wanted.id), [planned], [], actor="test", now=now)
-        assert executor.execute(wanted.id).state is ChangeState.VERIFYING
+        assert execute(writer, wanted.id).state is ChangeState.VERIFYING
         found = get_group(state, wanted.id)
         assert found is not None
-        executor.close(found, ChangeState.CONFIRMED, "kept")
+        writer.step(found, ChangeState.CONFIRMED, "kept")
         clock.advance(1)
     lease.release()
     request_roll_back(state, "g1", who="ann", why="back, please", role="operator", now=clock.now())

@@ -362,8 +362,13 @@ def test_a_person_can_end_it(make_lab: Callable[..., Lab]) -> None:
     tuner = lab.tuner()
     group_id = lab.begun(tuner)
     consent.request_roll_back(lab.state, group_id, who="ann", why="enough", role="operator", now=lab.clock.now())
-    lab.run(tuner, 5)
+    lab.run(tuner, 1)  # the next pass, whichever it is
     assert_over(lab, group_id, "enough")
+    assert entries(lab.state, group_id=group_id)[-2].actor == "ann"
+    lab.run(tuner, 1)
+    again = lab.tuner(analysed=True)
+    assert lab.finding(again).evidence["probe"]["problem"] == "it ended early: enough"
+    assert TRAIN not in {c.suspect for c in again._candidates}  # who said enough is not asked again today
 
 
 def test_a_tuner_that_is_stopped_sets_it_back_first(make_lab: Callable[..., Lab]) -> None:

@@ -12,7 +12,7 @@ from collector.clock import VirtualClock
 from collector.window import Window
 from tests.tuner.fakes import CORES, KNOBS, START, backend_with, change, group, held, plan, slice_target
 from tuner import killswitch
-from tuner.execute import Executor
+from tuner.execute import execute
 from tuner.journal import entries, record_plan
 from tuner.lease import Lease
 from tuner.model import Freeze, Group, Target
@@ -21,6 +21,7 @@ from tuner.record import ChangeState, GroupRecord
 from tuner.settings import TunerSettings
 from tuner.state import State, get_group
 from tuner.verify import Evidence, Measured, Verdict, judge, realised_gain, watch
+from tuner.writer import Writer
 
 A, B, C = slice_target("a"), slice_target("b"), slice_target("c", "GPU-1")
 LIMIT = 0.05
@@ -149,11 +150,11 @@ class Scene:
         )
         self.lease = Lease(state, "t", clock)
         self.lease.acquire()
-        self.executor = Executor(state, self.backend, clock, self.lease, self.kill_switch)
+        self.writer = Writer(state, self.backend, clock, self.lease, self.kill_switch)
         group_ = wanted or group(change(A, 0.2, 0.3))
         record = GroupRecord(group_, "p1", ChangeState.PLANNED, "go", "", START, START)
         record_plan(state, plan(group_), [record], [], actor="t", now=START)
-        self.executor.execute(group_.id)
+        execute(self.writer, group_.id)
         self.windows: list[tuple[Window, Window]] = []
         self.evidence: list[Evidence] = [online(), offline(100, 110)]
 
@@ -173,8 +174,7 @@ class Scene:
 
         return watch(
             self.record,
-            state=self.state,
-            executor=self.executor,
+            writer=self.writer,
             knobs=KNOBS,
             read_evidence=read,
             settings=TunerSettings(verify_seconds=900),
@@ -249,8 +249,7 @@ def test_a_restart_delays_the_watch(scene: Scene) -> None:
     slow = replace(CORES, restart_seconds=600.0)
     step = watch(
         scene.record,
-        state=scene.state,
-        executor=scene.executor,
+        writer=scene.writer,
         knobs=[slow],
         read_evidence=lambda *_: ([], []),
         settings=TunerSettings(verify_seconds=900),

@@ -64,7 +64,7 @@ def still_allowed(
 ) -> str | None:
     """Run the guards on one group once more, on a fresh read of its targets; return the first reason against it.
 
-    For `Executor.execute(still_ok=...)`. A group that would only be lessened is not carried out either: what is
+    For `tuner.execute.execute(still_ok=...)`. A group that would only be lessened is not carried out either: what is
     written is what was planned or approved.
 
     Args:

@@ -17,20 +17,17 @@ from collector.declarations import WorkloadDeclaration
 from collector.errors import UnreachableError
 from collector.protocols import Store
 from collector.window import Window, parse_duration
-from tuner import killswitch
 from tuner.consent import propose
-from tuner.drift import notice_drift
 from tuner.edge import read_backend
-from tuner.execute import REVALIDATE_SECONDS, Executor, Step, frozen_targets
-from tuner.guards import FAILED_PAST, PAST, TRIAL_GUARDS, Vitals, World, domain_of, run_guards, still_allowed
-from tuner.journal import LeaseLostError, StateMovedError, expire_waiting, record_plan
+from tuner.execute import execute
+from tuner.guards import TRIAL_GUARDS, World, domain_of, run_guards, still_allowed
+from tuner.journal import LeaseLostError, StateMovedError, expire_waiting, prune_plans, record_plan
 from tuner.lease import Lease
-from tuner.model import Backend, BackendState, Group, KnobEffect, Plan, Target
-from tuner.outcome import list_outcomes, proven_kinds, track_record
+from tuner.model import Backend, BackendState, Group, KnobEffect, Plan
+from tuner.outcome import list_outcomes, track_record
 from tuner.place import undone_id
 from tuner.planner import make_plan, plan_fast
-from tuner.planner.probes import unrest, why_not
-from tuner.planner.reserve import reserve_share
+from tuner.planner.probes import why_not
 from tuner.planner.views import SHARE_KNOB, Candidate
 from tuner.record import OPEN_STATES, ChangeState, Drop, GroupRecord
 from tuner.service.analyse import find
@@ -39,20 +36,22 @@ from tuner.service.evidence import EvidenceReader, WindowCache
 from tuner.service.held import sharing_kinds
 from tuner.service.readback import quota_rows
 from tuner.service.spread import MapNodes
+from tuner.service.surroundings import Surroundings
 from tuner.service.trials import TrialParts, Trials
 from tuner.service.undo import lacks_room, raised_since
 from tuner.service.watch import Sight, Watch
 from tuner.settings import CalendarSettings, StateSettings, TunerSettings
+from tuner.settle import recover
 from tuner.state import State
 from tuner.state.findings import record_findings, unsuppressed
-from tuner.state.plans import get_group, open_groups, past_groups, plan_exists, waiting_groups
+from tuner.state.plans import get_group, open_groups, plan_exists, waiting_groups
 from tuner.verify import watch
+from tuner.writer import PATIENCE_SECONDS, REVALIDATE_SECONDS, Step, Writer
 
 _LOG = logging.getLogger(__name__)
+_PRUNE_EVERY = timedelta(days=1)
 _LEASE_CYCLES = 3.0  # a lease outlives so many cycles, so that a slow one is not taken for dead
-_PROVEN_WINDOW = timedelta(days=7)  # a quiet night must not send the waves back to one
 _STANDS_BY = "another tuner holds the lease: this one stands by"
-PATIENCE_SECONDS = 10.0  # for a read-back; what takes longer is settled in a later cycle
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,16 @@ class Tuner:
 
     def __init__(self, parts: TunerParts) -> None:
         self._parts = parts
-        self._harmless = parts.backend.simulated or parts.backend.changes_nothing
+        harmless = parts.backend.simulated or parts.backend.changes_nothing
+        self._surroundings = Surroundings(
+            parts.state,
+            parts.backend,
+            parts.clock,
+            parts.settings,
+            parts.state_settings,
+            calendars=parts.calendars,
+            holder=parts.holder,
+        )
         self._watch = Watch(
             parts.store,
             parts.backend,
@@ -115,38 +123,32 @@ class Tuner:
         self._lease = Lease(
             parts.state, parts.holder, parts.clock, seconds=_LEASE_CYCLES * parts.settings.cycle_seconds
         )
-        self._executor = Executor(
+        self._writer = Writer(
             parts.state,
             parts.backend,
             parts.clock,
             self._lease,
             parts.state_settings.kill_switch,
             actor=parts.holder,
-            revalidate_seconds=0.0 if self._harmless else REVALIDATE_SECONDS,
-            patience_seconds=0.0 if self._harmless else PATIENCE_SECONDS,
+            revalidate_seconds=0.0 if harmless else REVALIDATE_SECONDS,
+            patience_seconds=0.0 if harmless else PATIENCE_SECONDS,
             may_undo=self._may_undo,
         )
         self._windows = WindowCache(parts.store, parts.interval_seconds)
         self._findings: tuple[Finding, ...] = ()
         self._analysed_at: datetime | None = None
-        self._watching_since: datetime | None = None
+        self._pruned_at: datetime | None = None
         self._candidates: tuple[Candidate, ...] = ()
         self._trials = Trials(
             TrialParts(
-                state=parts.state,
                 store=parts.store,
-                executor=self._executor,
-                clock=parts.clock,
-                kill_switch=parts.state_settings.kill_switch,
+                writer=self._writer,
                 analyze=parts.analyze,
                 interval_seconds=parts.interval_seconds,
                 max_age_seconds=parts.settings.max_age_seconds,
             )
         )
-        self._vitals: Vitals | None = None
-        self._judged: Sight | None = None  # the sight that the vital signs are of
         self._sight: Sight | None = None
-        self._ticks = (parts.clock.now(), parts.clock.monotonic())
 
     @property
     def watch(self) -> Watch:
@@ -169,8 +171,9 @@ class Tuner:
         """
         if not self._lease.acquire():
             return CycleResult(now, held=_STANDS_BY)
-        steps = list(self._executor.recover())
+        steps = list(recover(self._writer))
         expire_waiting(self._parts.state, now=now, actor=self._parts.holder)
+        self._prune(now)
         try:
             sight = self._look(now)
         except UnreachableError as error:
@@ -272,6 +275,13 @@ class Tuner:
         self._findings = tuple(unsuppressed(self._parts.state, findings, now))
         self._analysed_at = now
 
+    def _prune(self, now: datetime) -> None:
+        """Let old plans go that led to nothing, once a day."""
+        if self._pruned_at is None or now - self._pruned_at >= _PRUNE_EVERY:
+            before = now - timedelta(days=self._parts.state_settings.plan_days)
+            prune_plans(self._parts.state, before, at=now, actor=self._parts.holder)
+            self._pruned_at = now
+
     def _look(self, now: datetime) -> Sight:
         every = timedelta(seconds=self._parts.settings.analyze_seconds)
         if self._parts.detectors and (self._analysed_at is None or now - self._analysed_at >= every):
@@ -280,8 +290,7 @@ class Tuner:
 
     def _see(self, now: datetime) -> Sight:
         sight = self._sight = self._watch.look(now, self._findings)
-        if self._watching_since is None and any(share > 0 for share in sight.coverage.values()):
-            self._watching_since = now
+        self._surroundings.notice(sight, now)
         return sight
 
     def _verify(self, sight: Sight) -> list[Step]:
@@ -295,8 +304,7 @@ class Tuner:
         return [
             watch(
                 record,
-                state=self._parts.state,
-                executor=self._executor,
+                writer=self._writer,
                 knobs=sight.planner.knobs,
                 read_evidence=reader,
                 settings=self._parts.settings,
@@ -313,7 +321,7 @@ class Tuner:
         return steps
 
     def _may_throttle(self, sight: Sight, group: Group, fresh: BackendState) -> str | None:
-        world = self._world(self._parts.clock.now(), sight, [group])
+        world = self._surroundings.world(self._parts.clock.now(), sight, [group])
         return still_allowed(
             group,
             world,
@@ -336,7 +344,7 @@ class Tuner:
         if plan_exists(parts.state, plan.id):
             return CycleResult(now, f"{plan.id} was made already: there is one plan an instant", steps=tuple(steps))
         approved = [r for r in waiting_groups(parts.state) if r.state is ChangeState.APPROVED]
-        world = self._world(now, sight, [*plan.groups, *(r.group for r in approved)])
+        world = self._surroundings.world(now, sight, [*plan.groups, *(r.group for r in approved)])
         guarded = run_guards(plan, world, parts.settings)
         records = propose(guarded, world, parts.settings, now=now)
         written = record_plan(
@@ -344,20 +352,15 @@ class Tuner:
         )
         for record in [*(r for r in written if r.decision == "go"), *approved]:
             still_ok = partial(self._still_allowed, world, record.simulated)
-            steps.append(self._executor.execute(record.id, still_ok=still_ok))
+            steps.append(execute(self._writer, record.id, still_ok=still_ok))
             if record.group.trial is not None and steps[-1].state in OPEN_STATES:
                 self._trials.begin(record.id)
         return CycleResult(now, "", plan.id, tuple(written), guarded.drops, tuple(steps))
 
-    def _reserves(self, sight: Sight) -> dict[Target, float]:
-        online = [s for card in sight.planner.cards for s in card.slices if s.online]
-        return {s.target: reserve_share(s, self._parts.settings, hold=False) for s in online}
-
     def _may_undo(self, undo: Group, fresh: BackendState) -> str | None:
         parts, now = self._parts, self._parts.clock.now()
         record = get_group(parts.state, undone_id(undo))
-        past = past_groups(parts.state, since=now - PAST, failed_since=now - FAILED_PAST)
-        domains = frozenset() if record is None else raised_since(record, past)
+        domains = frozenset() if record is None else raised_since(record, self._surroundings.past(now))
         if not domains:
             return None
         sight = self._sight or self._look(now)
@@ -367,69 +370,12 @@ class Tuner:
             domains,
             knobs=sight.planner.knobs,
             capacity=sight.capacity,
-            reserves=self._reserves(sight),
+            reserves=self._surroundings.reserves(sight),
             settings=parts.settings,
         )
 
-    def _drifted(self, past: Sequence[GroupRecord], sight: Sight, now: datetime) -> dict[Target, str]:
-        """Notice foreign values, except through a backend that pretends: what differs there may be its own pretence."""
-        parts = self._parts
-        if parts.backend.changes_nothing:
-            return {}
-        return notice_drift(parts.state, past, sight.state, sight.planner.knobs, now=now, actor=parts.holder)
-
     def _still_allowed(self, world: World, simulated: bool, group: Group, fresh: BackendState) -> str | None:
         return still_allowed(group, world, fresh, self._parts.settings, simulated=simulated)
-
-    def _clock_jump(self) -> float:
-        """Return by how many seconds the wall clock moved against the monotonic one since it was last asked."""
-        clock, (wall, ticks) = self._parts.clock, self._ticks
-        self._ticks = (clock.now(), clock.monotonic())
-        return (self._ticks[0] - wall).total_seconds() - (self._ticks[1] - ticks)
-
-    def _see_vitals(self, sight: Sight) -> Vitals:
-        """Return the vital signs of a sight beside those of the one before it."""
-        if self._judged is sight and self._vitals is not None:
-            return self._vitals
-        before, cards = self._vitals, len(sight.health)
-        self._judged = sight
-        self._vitals = Vitals(
-            cards=cards,
-            cards_before=cards if before is None else before.cards,
-            cards_unhealthy=sum(bool(evidence) for evidence in sight.health.values()),
-            activity=sight.activity,
-            activity_before=sight.activity if before is None else before.activity,
-            clock_jump_seconds=self._clock_jump(),
-        )
-        return self._vitals
-
-    def _world(self, now: datetime, sight: Sight, groups: Sequence[Group]) -> World:
-        parts = self._parts
-        past = past_groups(parts.state, since=now - PAST, failed_since=now - FAILED_PAST)
-        drifted = self._drifted(past, sight, now)
-        evicting = {k.name for k in sight.planner.knobs if k.can_evict}
-        predicted = [(g, parts.backend.predict(g)) for g in groups if any(c.knob in evicting for c in g.changes)]
-        return World(
-            now=now,
-            state=sight.state,
-            knobs=sight.planner.knobs,
-            harmless_backend=self._harmless,
-            capacity=sight.capacity,
-            health=sight.health,
-            vitals=self._see_vitals(sight),
-            past=past,
-            proven=proven_kinds(parts.state, since=now - _PROVEN_WINDOW),
-            pause=killswitch.read(parts.state_settings.kill_switch),
-            watching_since=self._watching_since,
-            declarations=sight.declarations,
-            calendars=parts.calendars,
-            peak_memory_bytes=sight.peak_memory_bytes,
-            reserves=self._reserves(sight),
-            coverage=sight.coverage,
-            unrest={Target("card", c.cluster, c.node, c.gpu): unrest(c) for c in sight.planner.cards},
-            frozen={**frozen_targets(past, now), **drifted},
-            evictions={g.id: who for g, who in predicted if who is not None},
-        )
 
 
 def _tell(what: str, result: CycleResult) -> None:

@@ -11,7 +11,6 @@ import math
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from pathlib import Path
 
 from analyzer.contention.experiment import (
     Experiment,
@@ -23,11 +22,8 @@ from analyzer.contention.experiment import (
 from analyzer.contention.probe import MAX_LAG, BlockPair, Ground, ProbeResult, analyse_probe, coins, nothing
 from analyzer.settings import AnalyzeSettings
 from collector.batch import Batch, Event, Severity, Subject
-from collector.clock import Clock
 from collector.protocols import Store
 from collector.window import Window
-from tuner import killswitch
-from tuner.execute import Executor, Recheck, Step
 from tuner.model import Trial
 from tuner.outcome import record_outcome
 from tuner.planner.probes import incident, unrest
@@ -35,8 +31,11 @@ from tuner.planner.views import CardView, SliceView
 from tuner.record import ChangeState, GroupRecord
 from tuner.service.analyse import partition_of
 from tuner.service.watch import Sight
-from tuner.state.database import State
+from tuner.settle import settle
 from tuner.state.plans import open_groups
+from tuner.switch import switch
+from tuner.undo import roll_back
+from tuner.writer import Recheck, Step, Writer
 
 _LOG = logging.getLogger(__name__)
 EVENT = "probe"
@@ -71,11 +70,8 @@ class _Run:
 class TrialParts:
     """What the runner of probes works with."""
 
-    state: State
     store: Store
-    executor: Executor
-    clock: Clock
-    kill_switch: Path
+    writer: Writer
     analyze: AnalyzeSettings
     interval_seconds: float
     max_age_seconds: float
@@ -91,11 +87,11 @@ class Trials:
     @property
     def running(self) -> list[GroupRecord]:
         """Probes that are under way, ours or not."""
-        return [r for r in open_groups(self._parts.state) if r.group.trial is not None]
+        return [r for r in open_groups(self._parts.writer.state) if r.group.trial is not None]
 
     def begin(self, group_id: str) -> None:
         """Take charge of a probe that this process has just written."""
-        self._runs[group_id] = _Run(self._parts.clock.now())
+        self._runs[group_id] = _Run(self._parts.writer.clock.now())
 
     def stop(self, reason: str) -> None:
         """End the probes of this process, because it leaves; what cannot be set back now the next one sets back.
@@ -126,6 +122,19 @@ class Trials:
                 ended = self._one(record, record.group.trial, sight, still_ok)
                 if ended is not None:
                     steps.append(ended)
+            elif record.state is ChangeState.ROLLING_BACK:  # a person ended it, or its way back takes long
+                settle(self._parts.writer, record)
+        return [*steps, *self._ended_by_others()]
+
+    def _ended_by_others(self) -> list[Step]:
+        """Write down that nothing was decided by the probes that a person, or a foreign value, has ended."""
+        steps = []
+        for group_id, run in list(self._runs.items()):
+            record = self._parts.writer.get(group_id)
+            if not record.is_open:
+                del self._runs[group_id]
+                self._tell(record, nothing(len(run.pairs), f"it ended early: {record.reason}"), record.reason)
+                steps.append(Step(record.id, record.state, record.reason))
         return steps
 
     def _one(self, record: GroupRecord, trial: Trial, sight: Sight, still_ok: Recheck) -> Step | None:
@@ -146,7 +155,7 @@ class Trials:
         self, run: _Run, trial: Trial, card: CardView | None, victim: SliceView | None, suspect: SliceView | None
     ) -> str:
         """Say what ends a probe before its time, or nothing."""
-        pause = killswitch.read(self._parts.kill_switch)
+        pause = self._parts.writer.pause()
         if not pause.allows_new:
             return str(pause)
         if card is None or victim is None or suspect is None:
@@ -206,7 +215,7 @@ class Trials:
         self, record: GroupRecord, run: _Run, phase: _Phase, *, on: bool, still_ok: Recheck | None = None
     ) -> str | None:
         block = {"pair": len(run.pairs) + 1, "block": phase.value}
-        return self._parts.executor.switch(record, on=on, block=block, still_ok=still_ok)
+        return switch(self._parts.writer, record, on=on, block=block, still_ok=still_ok)
 
     def _rest(self, run: _Run, trial: Trial) -> None:
         began = run.start if run.start is not None else run.begun
@@ -238,13 +247,13 @@ class Trials:
         return self._end(record, result, f"the probe is over: {describe_result(result)}")
 
     def _end(self, record: GroupRecord, result: ProbeResult, reason: str) -> Step:
-        step = self._parts.executor.roll_back(record, reason, {"probe": result_to_json(result)})
+        step = roll_back(self._parts.writer, record, reason, {"probe": result_to_json(result)})
         if step.state is ChangeState.VERIFYING:
             return step  # the kill switch holds it: again in the next pass
         self._runs.pop(record.id, None)
         self._tell(record, result, reason)
         if not result.problem:
-            record_outcome(self._parts.state, record.group, "pass", math.nan, self._now())
+            record_outcome(self._parts.writer.state, record.group, "pass", math.nan, self._now())
         return step
 
     def _tell(self, record: GroupRecord, result: ProbeResult, reason: str) -> None:
@@ -269,7 +278,7 @@ class Trials:
         _LOG.info("%s: %s", record.id, reason)
 
     def _now(self) -> datetime:
-        return self._parts.clock.now()
+        return self._parts.writer.clock.now()
 
 
 def _look(

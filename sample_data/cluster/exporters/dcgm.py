@@ -8,9 +8,10 @@ from functools import cache
 from importlib.resources import files
 
 from sample_data.cluster.exporters.text import head, samples
+from sample_data.cluster.observation import Holder
 from sample_data.cluster.quirks import LAST_WORDS_MINUTES, STALE_MINUTES, flapping
 from sample_data.cluster.readings import Readings
-from sample_data.cluster.simulation import Holder, World
+from sample_data.cluster.simulation import World
 from sample_data.cluster.spec import CardSpec, SliceSpec
 
 _PER_POD = {"DCGM_FI_DEV_GPU_UTIL": "pod_util", "DCGM_FI_DEV_FB_USED": "pod_fb_used"}
