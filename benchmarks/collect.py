@@ -1,4 +1,7 @@
-"""Scraping: CPU and memory of the whole collector, scrape to stored, beside Prometheus on the same endpoints."""
+"""Scraping: CPU and memory of the whole collector, scrape to stored, beside Prometheus on the same endpoints.
+
+What either leaves for later (sealing; writing blocks) is measured apart and added, see `collect_later`.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,21 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import requests
 
 from benchmarks.collect_endpoints import METRICS
+from benchmarks.collect_later import block_seconds, in_service, sealing_seconds
 from benchmarks.figures import Figure, figure
 from collector.settings import StoreSettings
 from collector.store import EmbeddedStore
-from tests.servers import Process, ServerMissing, await_true, free_port, prometheus, running
+from tests.servers import Process, PrometheusServer, ServerMissing, await_true, free_port, prometheus, running
 
 _ROOT = Path(__file__).parents[1]
 _VERSIONS = ("2.42", "3.16")
-_WARM_UP_SCRAPES = 4
+_WARM_UP_ANSWERS = 5  # of each target: two until its lines are known, and some that are as all later ones
 
 
 @dataclass(frozen=True)
@@ -38,17 +42,22 @@ class _Case:
 
 _CASES = (
     _Case(50, 200, 1.0, 20.0, 1.0),
-    _Case(10, 2_000, 2.0, 30.0, 0.4),
-    _Case(8, 20_000, 5.0, 60.0, 0.5, 350e6),
+    _Case(10, 2_000, 2.0, 40.0, 0.4),
+    _Case(8, 20_000, 5.0, 50.0, 0.5, 350e6),
 )
 
 
 @dataclass(frozen=True)
 class _Cost:
-    """CPU seconds per million samples over the measured time, and the peak of memory since the start."""
+    """CPU seconds per million samples over the measured time and for what is left for later, and the peak of memory."""
 
     cpu_seconds: float
     peak_bytes: float
+    later_seconds: float = 0.0
+
+    @property
+    def whole(self) -> float:
+        return self.cpu_seconds + self.later_seconds
 
 
 def run() -> list[Figure]:
@@ -65,45 +74,64 @@ def _case(case: _Case, urls: list[str], folder: Path) -> list[Figure]:
     for version in _VERSIONS:
         try:
             with prometheus(folder, version, urls, case.interval) as server:
-                peers[version] = _measure(case, server.process, urls)
+                cost = _measure(case, server.process, urls)
+                peers[version] = replace(cost, later_seconds=_blocks(case, server, urls, cost))
         except ServerMissing as missing:
             print(f"Prometheus {version} is left out: {missing}", file=sys.stderr)
     with _collector(case, urls, folder) as process:
         ours = _measure(case, process, urls)
-    best = min(peers, key=lambda version: peers[version].cpu_seconds)
-    about = f"{case.targets} x {case.lines} lines every {case.interval:g} s"
     store = EmbeddedStore(StoreSettings(path=folder / "store"), read_only=True)
     span = store.span("gpu")
     counted = store.read("gpu", span, fields=["power_watts"], by=["cluster"], aggregate="count") if span else None
     rows = 0 if counted is None else int(counted["power_watts"].iloc[0])
     store.close()
-    gpus = case.lines // len(METRICS)
-    peer = peers[best]
-    return [
+    later = sealing_seconds(folder / "store", folder / "later", case.interval, len(METRICS))
+    ours = replace(ours, later_seconds=later)
+    return _figures(case, ours, peers, rows)
+
+
+def _figures(case: _Case, ours: _Cost, peers: dict[str, _Cost], rows: int) -> list[Figure]:
+    about = f"{case.targets} x {case.lines} lines every {case.interval:g} s"
+    thrifty = min(peers, key=lambda version: peers[version].cpu_seconds)
+    thrifty_later = min(peers, key=lambda version: peers[version].whole)
+    least = case.seconds / case.interval * case.targets * (case.lines // len(METRICS))
+    peak = None if case.peak_bytes is None else case.peak_bytes / 1e6
+    found = [
         figure(
             f"{about}: CPU per million samples, of the thriftier Prometheus'",
-            ours.cpu_seconds / peer.cpu_seconds,
+            ours.cpu_seconds / peers[thrifty].cpu_seconds,
             "ratio",
             at_most=case.at_most,
         ),
-        figure(f"{about}: CPU per million samples", ours.cpu_seconds, "s", peer=peer.cpu_seconds, peer_name=best),
         figure(
-            f"{about}: peak memory",
-            ours.peak_bytes / 1e6,
-            "MB",
-            peer=peer.peak_bytes / 1e6,
-            peer_name=best,
-            at_most=None if case.peak_bytes is None else case.peak_bytes / 1e6,
+            f"{about}: the same with sealing, and writing blocks there",
+            ours.whole / peers[thrifty_later].whole,
+            "ratio",
+            at_most=case.at_most,
         ),
-        figure(f"{about}: rows stored", rows, "count", at_least=case.seconds / case.interval * case.targets * gpus),
     ]
+    for version, peer in peers.items():
+        found += [
+            figure(
+                f"{about}: CPU per million samples", ours.cpu_seconds, "s", peer=peer.cpu_seconds, peer_name=version
+            ),
+            figure(f"{about}: of sealing", ours.later_seconds, "s", peer=peer.later_seconds, peer_name=version),
+            figure(
+                f"{about}: peak memory",
+                ours.peak_bytes / 1e6,
+                "MB",
+                peer=peer.peak_bytes / 1e6,
+                peer_name=version,
+                at_most=peak,
+            ),
+        ]
+    return [*found, figure(f"{about}: rows stored", rows, "count", at_least=least)]
 
 
 def _measure(case: _Case, process: Process, urls: list[str]) -> _Cost:
-    """Wait until nothing is new any more, the first answers of slow targets included, then measure."""
-    for _ in range(_WARM_UP_SCRAPES):
-        start = _count(urls)
-        await_true(lambda known=start: _count(urls) >= known + case.targets, "a scrape of each target")
+    """Wait until nothing is new any more at any target, then measure whole cycles."""
+    known = _least(urls)
+    await_true(lambda: _least(urls) >= known + _WARM_UP_ANSWERS, "answers of each target")
     time.sleep(case.interval / 2)
     answers, cpu = _count(urls), process.cpu_seconds()
     time.sleep(case.seconds)
@@ -111,8 +139,29 @@ def _measure(case: _Case, process: Process, urls: list[str]) -> _Cost:
     return _Cost(cpu / (answers * case.lines) * 1e6, process.peak_bytes())
 
 
+def _blocks(case: _Case, server: PrometheusServer, urls: list[str], cost: _Cost) -> float:
+    """Return CPU seconds per million samples of writing blocks: two are written now, of fewer and of more samples."""
+    spent, samples = [], []
+    begun = _count(urls)
+    for _ in range(2):
+        before = _count(urls)
+        seconds = block_seconds(server)
+        after = _count(urls)
+        spent.append(seconds - (after - before) * case.lines * cost.cpu_seconds / 1e6)
+        samples.append((after - begun) * case.lines + 0.0)
+        if not samples[1:]:
+            time.sleep(case.seconds / 2)
+    return in_service((spent[0], spent[1]), (samples[0], samples[1]), case.targets * case.lines)
+
+
 def _count(urls: list[str]) -> int:
+    """Return how many answers were given."""
     return int(requests.get(f"{urls[0].rpartition('/')[0]}/count", timeout=30).text)
+
+
+def _least(urls: list[str]) -> int:
+    """Return how many were given by the target that gave fewest."""
+    return int(requests.get(f"{urls[0].rpartition('/')[0]}/least", timeout=30).text)
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Endpoints that answer as dcgm-exporter does, in a process of their own.
 
 `python -m benchmarks.collect_endpoints PORT TARGETS LINES`. Each answer differs from the one before in most of its
-values, as an exporter's does. `/count` says how many answers were given. Bodies are made before the first answer, so
-that the server itself costs next to nothing.
+values, as an exporter's does. `/count` says how many answers were given, `/least` how many by the target that gave
+fewest. Bodies are made before the first answer, so that the server itself costs next to nothing.
 """
 
 from __future__ import annotations
@@ -78,6 +78,8 @@ def main() -> None:
         def do_GET(self) -> None:
             if self.path == "/count":
                 content = str(sum(turns.values())).encode()
+            elif self.path == "/least":
+                content = str(min(turns.values())).encode()
             else:
                 with lock:
                     turns[self.path] += 1
