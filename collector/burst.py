@@ -29,7 +29,7 @@ class Heard:
 
     target: TargetSettings
     start: float
-    body: bytearray | None = None
+    body: memoryview | None = None
     skew_seconds: float = math.nan
 
 

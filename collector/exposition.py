@@ -19,7 +19,7 @@ from itertools import compress, repeat
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.shapes import Shape, read_number, read_numbers, shape_of
+from collector.shapes import Shape, Text, read_number, read_numbers, shape_of
 
 Floats = NDArray[np.float64]
 
@@ -77,14 +77,14 @@ class ExpositionParser:
         self._shaped: list[Series] = []  # of the last text, where it has a shape
         self._shape: Shape | None = None
 
-    def parse(self, body: str | bytes | bytearray) -> Exposition:
+    def parse(self, body: Text) -> Exposition:
         """Read a body. A body that is no exposition gives no samples and one reject with its reason."""
         known = self.read_known(body)
         if known is not None:
             return known
         if self._shape is not None:
             self._known.update(zip(self._shape.keys(), self._shaped, strict=True))
-        text = body if isinstance(body, str) else body.decode("utf-8", errors="replace")
+        text = body if isinstance(body, str) else str(body, "utf-8", errors="replace")
         lines = text.split("\n")
         result = self._of_known_lines(text, lines)
         if result is None:
@@ -97,7 +97,7 @@ class ExpositionParser:
             result.rejects = [LineReject(0, _body_reason(text), text.strip()[:80])]
         return result
 
-    def read_known(self, body: str | bytes | bytearray) -> Exposition | None:
+    def read_known(self, body: Text) -> Exposition | None:
         """Read a body that differs from the last one in its values alone; None for any other."""
         numbers = None if self._shape is None else self._shape.read(body)
         if numbers is None or self._shape is None:

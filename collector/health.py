@@ -153,7 +153,7 @@ class TargetWatch:
         )
         memory.values, memory.still = values, memory.still + 1 if same else 0
         now = self._is_frozen(memory)
-        place = mask_address(target.url)
+        place = mask_address(target.url) if now != before else ""
         if now and not before:
             polls = memory.still + 1
             message = f"{place}: {polls} answers in a row are the same, counters and clocks too: a frozen source"

@@ -25,6 +25,7 @@ from collector.plugins import SourceContext
 from collector.protocols import SourceDescription
 from collector.schedule import Turn, is_due, offset_share, plan_next
 from collector.settings import SourceSettings, TargetSettings
+from collector.shapes import Text
 from collector.wire import Limits
 from collector.workers import Workers
 
@@ -32,7 +33,6 @@ _LOG = logging.getLogger(__name__)
 
 Fetch = Callable[[TargetSettings], str]
 Discover = Callable[[], Sequence[TargetSettings]]
-_Text = str | bytes | bytearray
 
 # Threads are made only as answers are waited for: a rack that hangs must not take the last one.
 _WORKERS = 1024
@@ -306,11 +306,11 @@ class ScrapeSource(GatheringSource):
             limits.lock()
             return self._parse_alone(told, text)
 
-    def _parse(self, told: _Told, text: _Text) -> _Told:
+    def _parse(self, told: _Told, text: Text) -> _Told:
         with self._parsing:
             return self._parse_alone(told, text)
 
-    def _parse_alone(self, told: _Told, text: _Text) -> _Told:
+    def _parse_alone(self, told: _Told, text: Text) -> _Told:
         """Read a body of whatever shape."""
         parser = self._parsers.setdefault(told.scrape.target.url, ExpositionParser())
         told.scrape.body = parser.parse(text)
@@ -324,7 +324,7 @@ class ScrapeSource(GatheringSource):
             raise AssertionError("only with threads")
         return self._pool.submit(call, *args)
 
-    def _text(self, target: TargetSettings, limits: Limits, *, begun: bool) -> tuple[_Text, float]:
+    def _text(self, target: TargetSettings, limits: Limits, *, begun: bool) -> tuple[Text, float]:
         """Return what a target says, and how far its clock is ahead."""
         if isinstance(self._fetch, HttpFetch):
             return self._fetch.ask(target, limits, begun=begun)

@@ -78,8 +78,9 @@ class CollectorMetrics:
             self._scrapes.labels(name, outcome).inc(count - known)
         self._samples.labels(name).inc(now[3] - before[3])
         durations, tally.durations = tally.durations, []
+        observed = self._scrape.labels(name)
         for seconds in durations:
-            self._scrape.labels(name).observe(seconds)
+            observed.observe(seconds)
         self._skew.labels(name).set(tally.skew_seconds)
         self._targets.labels(name).set(tally.targets)
 

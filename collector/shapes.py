@@ -21,6 +21,7 @@ from collector.columns import bools_of, number_column, numbers_of
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Text = str | bytes | bytearray | memoryview
 
 _DIGITS = b"0123456789+-.eE"
 _JSON_NUMBERS = _DIGITS + b","
@@ -39,7 +40,7 @@ class Shape(Protocol):
 
     metadata: bool
 
-    def read(self, body: str | bytes | bytearray) -> Floats | None:
+    def read(self, body: Text) -> Floats | None:
         """Return the values of a body that differs in them alone; None for any other."""
         ...
 
@@ -93,9 +94,9 @@ class LineShape:
     fixed: int
     metadata: bool
 
-    def read(self, body: str | bytes | bytearray) -> Floats | None:
+    def read(self, body: Text) -> Floats | None:
         """Return the values of a body that differs in them alone; None for any other."""
-        text = body if isinstance(body, str) else body.decode("utf-8", errors="replace")
+        text = body if isinstance(body, str) else str(body, "utf-8", errors="replace")
         lines = text.split("\n")
         if len(lines) != len(self.samples):
             return None
@@ -117,7 +118,7 @@ class BytesShape:
     pieces: list[_Piece]
     metadata: bool
 
-    def read(self, body: str | bytes | bytearray) -> Floats | None:
+    def read(self, body: Text) -> Floats | None:
         """Return the values of a body that differs in them alone; None for any other."""
         raw = body.encode("utf-8", errors="replace") if isinstance(body, str) else body
         found: list[Floats] = []
@@ -159,7 +160,7 @@ class _Piece:
     packed: bool
     numbers: Floats
 
-    def read(self, raw: bytes | bytearray, start: int) -> tuple[int, Floats] | None:
+    def read(self, raw: bytes | bytearray | memoryview, start: int) -> tuple[int, Floats] | None:
         """Return the length and the values of the piece that begins at `start`; None where it is another."""
         view = memoryview(raw)[start : start + self.most]
         offsets = _cut(view, self.line_count, self.lines, self.starts)
@@ -237,7 +238,7 @@ def _cut(raw: memoryview, line_count: int, lines: Ints, starts: Ints) -> NDArray
 def _newlines(raw: memoryview) -> Ints:
     """Return where lines end: eight characters at a time, which suffices unless two of them end a line."""
     text = np.frombuffer(raw, np.uint8)
-    marks = np.zeros(_WINDOW_BYTES, dtype=bool)
+    marks = np.empty(_WINDOW_BYTES, dtype=bool)
     words = marks.view("<u8")
     places, found = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.uint64)]
     for first in range(0, len(text), _WINDOW_BYTES):

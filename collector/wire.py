@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+import numpy as np
+
 # Bodies up to this size are read all at once; of larger ones only one at a time is in memory whole.
 _FREE_BYTES = 2**20
 _HEAD_BYTES = 2**16  # read at once before the length of a body is known, and of a large one before its turn
@@ -228,7 +230,7 @@ class Exchange:
 
     def __init__(self, wire: _Wire) -> None:
         self.headers: dict[str, str] = {}
-        self.body = bytearray()
+        self.body = memoryview(b"")
         self._wire = wire
         self._head = b""
         self._count = 0
@@ -252,8 +254,7 @@ class Exchange:
                     if not more or self._begin_body() is None:
                         break
                 else:
-                    with memoryview(self.body) as view:
-                        count = self._wire.receive_now_into(view[self._count :])
+                    count = self._wire.receive_now_into(self.body[self._count :])
                     self._count += count
                     if not count:
                         break
@@ -268,7 +269,7 @@ class Exchange:
 
     def leave(self) -> None:
         """Leave the connection to who waits for answers, with all that was read."""
-        self._wire.put_back(self._head + self.body[: self._count])
+        self._wire.put_back(self._head + bytes(self.body[: self._count]))
 
     def _begin_body(self) -> bool | None:
         """Begin the body where the head is there; None where this is no answer for us."""
@@ -281,7 +282,7 @@ class Exchange:
         rest, length = self._head[end + 4 :], int(headers["content-length"])
         if len(rest) > length:
             return None
-        self.body = bytearray(length)
+        self.body = np.empty(length, dtype=np.uint8).data  # unlike a bytearray not filled with zeros first
         self.body[: len(rest)] = rest
         self.headers, self._head, self._count = headers, self._head[: end + 4], len(rest)
         return True
