@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from collector.errors import ConfigurationError, RefusedError
-from dashboard.cli.context import Json, answer_instant, context_of, flag, opened_state
+from collector.errors import ConfigurationError, RefusedError, TrimtabError
+from dashboard.cli.context import Context, Json, answer_instant, context_of, flag, opened_state, opened_store
 from dashboard.cli.output import note, print_json, print_table, say, say_origin
 from dashboard.cli.tuning import PANEL, Who, login
 from dashboard.config_errors import nearest
@@ -65,19 +65,21 @@ def changes(
             records = list_groups(opened, states=states, limit=limit)
             notes = newest_notes(opened)
     if json:
-        print_json({"schema_version": 1, "changes": [document(record) for record in records]})
+        print_json({"schema_version": 1, "changes": [document(record) for record in records], "notes": list(notes)})
         return
     say_origin(simulated=any(record.simulated for record in records))
+    named = _naming(context) if records or notes else str
     print_table(
         ["id", "state", "since (UTC)", "kind", "what", "why"],
-        [_row(record) for record in records],
+        [_row(record, named) for record in records],
         empty="no changes yet",
     )
     waiting = sum(record.state is ChangeState.PLANNED and record.decision == "ask" for record in records)
     if waiting:
-        note(f"{waiting} wait for an answer: trimtab changes approve ID --why TEXT, or reject")
+        verb = "waits" if waiting == 1 else "wait"
+        note(f"{waiting} {verb} for an answer: trimtab changes approve ID --why TEXT, or reject")
     for line in notes:
-        note(line)
+        note(named(line))
 
 
 @group.command()
@@ -87,7 +89,8 @@ def show(
     json: Json = False,
 ) -> None:
     """Show one change with everything that the guards and the journal say about it."""
-    with opened_state(context_of(ctx)) as state:
+    context = context_of(ctx)
+    with opened_state(context) as state:
         record = get_group(state, change_id)
         if record is None:
             raise ConfigurationError(f"expected the id of a change, got {change_id!r}; see `trimtab changes --all`")
@@ -97,17 +100,18 @@ def show(
         print_json({"schema_version": 1, **document(record), "drops": drops, "journal": entries})
         return
     say_origin(simulated=record.simulated)
-    say(f"{record.id}: {record.group.why}")
+    named = _naming(context)
+    say(f"{record.id}: {named(record.group.why)}")
     say(f"{record.state.value}: {record.reason}" if record.reason else record.state.value)
     if record.group.risk:
-        say(f"risk: {record.group.risk}")
+        say(f"risk: {named(record.group.risk)}")
     say(
         f"confidence {record.group.confidence:.0%}, coverage {record.group.coverage:.0%}, "
         f"restarts {record.restarts}, evictions {record.evictions}"
     )
     print_table(
         ["target", "knob", ">before", ">after", "reason"],
-        [(c.target, c.knob, value_text(c.knob, c.before), value_text(c.knob, c.after), c.reason)
+        [(c.target, c.knob, value_text(c.knob, c.before), value_text(c.knob, c.after), named(c.reason))
          for c in record.group.changes],
     )  # fmt: skip
     for line in trial_words(record):
@@ -185,15 +189,28 @@ def _states(names: Sequence[str] | None, *, every: bool) -> list[ChangeState] | 
     return [ChangeState(name) for name in names]
 
 
-def _row(record: GroupRecord) -> list[object]:
+def _naming(context: Context) -> Callable[[str], str]:
+    """Return what puts people's names of cards in the place of UUIDs, where the store knows them."""
+    from dashboard.views.names import card_names, named  # noqa: PLC0415  pandas loads slowly; answers need none
+
+    try:
+        with opened_store(context) as store:
+            names = card_names(store.facts(names=["ordinal"]))
+    except TrimtabError as error:
+        note(f"cards are told by their UUIDs: {error}")
+        names = {}
+    return lambda text: named(text, names)
+
+
+def _row(record: GroupRecord, named: Callable[[str], str]) -> list[object]:
     state = "waits for an answer" if record.state is ChangeState.PLANNED and record.decision == "ask" else None
     return [
         record.id,
         Text(state or record.state.value, style=STYLES.get(record.state, "")),
         f"{record.updated_at:%Y-%m-%d %H:%M}",
         record.group.kind,
-        "; ".join(change_text(change) for change in record.group.changes),
-        record.group.why,
+        named("; ".join(change_text(change) for change in record.group.changes)),
+        named(record.group.why),
     ]
 
 
