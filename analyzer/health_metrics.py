@@ -25,6 +25,7 @@ from analyzer.runs import longest_run
 from analyzer.shares import Card
 from collector.gpu_models import gpu_model
 from collector.schema import NOBODY, UNKNOWN
+from collector.words import plural
 
 _ACTIVITY = ("sm_active_ratio", "engine_active_ratio", "busy_ratio")
 _LOADED = 0.2  # activity of the card from which its values are compared and must move
@@ -167,7 +168,8 @@ def _faults(
     """Return in words what cannot be, or never moves, in a card's rows."""
     found = []
     for (name, reason), count in sorted(rejected.items(), key=lambda item: -item[1]):
-        found.append(f"{count} samples of {name or 'it'} were no value ({reason.replace('_', ' ')})")
+        were = "was" if count == 1 else "were"
+        found.append(f"{plural(count, 'sample')} of {name or 'it'} {were} no value ({reason.replace('_', ' ')})")
     long_ = max(_STILL_INTERVALS, math.ceil(_STILL_SECONDS / card.interval_seconds))
     busy = activity > _LOADED
     still = np.zeros(card.intervals, dtype=bool)

@@ -21,6 +21,7 @@ from collector.plugins import SourceContext
 from collector.report import Report
 from collector.slots import Card, Holder
 from collector.targets import Arrangement
+from collector.words import plural
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -127,7 +128,9 @@ class CardWatch:
             if len(layout.uuids) > 1 and layout.uuids & fresh and layout.uuids <= frozen:
                 place = mask_address(key)
                 node = self.node_of(next(iter(layout.uuids)))
-                message = f"{place}: none of its {len(layout.uuids)} cards moves ({_WHAT_MOVES}): a frozen source"
+                message = (
+                    f"{place}: none of its {plural(len(layout.uuids), 'card')} moves ({_WHAT_MOVES}): a frozen source"
+                )
                 report.event(
                     Subject("node", report.cluster, node, object=place), "source_frozen", Severity.ERROR, message
                 )

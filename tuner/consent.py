@@ -8,6 +8,7 @@ from typing import Literal
 from sqlalchemy import insert
 
 from collector.errors import RefusedError
+from collector.words import plural
 from tuner.guards.chain import GuardedPlan
 from tuner.guards.mode import mode_of
 from tuner.guards.pace import predicted_evictions
@@ -71,7 +72,7 @@ def _disarmed(group: Group, facts: Facts) -> str | None:
             if r.group.kind == group.kind and facts.world.now - (r.settled_at or r.updated_at) < FAILED_PAST
         ]
         if len(failures) >= REGRESSIONS_THAT_DISARM:
-            return f"{group.kind} was rolled back {len(failures)} times on {domain} within a day"
+            return f"{group.kind} was rolled back {plural(len(failures), 'time')} on {domain} within a day"
     return None
 
 

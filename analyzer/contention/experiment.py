@@ -17,6 +17,7 @@ from analyzer.contention.words import names, slower, through
 from analyzer.facts import to_float
 from analyzer.findings import Verdict, plain
 from collector.batch import Fact, Subject
+from collector.words import plural
 
 PROBE_FDR = 0.05  # false-discovery rate over all probes: a pair is probed for a reason, so more of them are true
 VALID_FOR = timedelta(days=14)  # workloads change: an older experiment decides nothing any more
@@ -58,7 +59,7 @@ def describe_result(result: ProbeResult) -> str:
         return f"it decided nothing, {result.problem}"
     return (
         f"{result.effect:.1%} slower at full swing (95 %: {result.lower:.1%} to {result.upper:.1%}), "
-        f"p = {result.p:.2g} over {result.pairs} pairs of blocks"
+        f"p = {result.p:.2g} over {plural(result.pairs, 'pair')} of blocks"
     )
 
 
@@ -109,7 +110,7 @@ def judge_experiment(
     result = experiment.result
     if result.problem:
         return None
-    by = f"by experiment: {result.pairs} pairs of blocks, until {experiment.at:%Y-%m-%d %H:%M} UTC"
+    by = f"by experiment: {plural(result.pairs, 'pair')} of blocks, until {experiment.at:%Y-%m-%d %H:%M} UTC"
     if experiment.q <= fdr and result.effect >= effect_floor:
         return Judgement(Verdict.HOLDS, by, (), 1.0 - experiment.q)
     halved = result.lower < effect_floor and result.upper < 0.5 * watched

@@ -7,11 +7,12 @@ from typing import Any, Literal
 
 import streamlit as st
 
+from collector.words import plural
 from dashboard.app_parts import acting, loaders, page
 from dashboard.views import changes, switch
 from dashboard.views.names import CardNames, card_names, named
 from dashboard.views.reading import Look
-from dashboard.views.text import NO_DATA, escaped, plural
+from dashboard.views.text import NO_DATA, escaped
 from tuner import consent, journal
 from tuner.model import Freeze
 from tuner.record import ChangeState, GroupRecord

@@ -5,12 +5,13 @@ from __future__ import annotations
 import streamlit as st
 
 from analyzer.findings import Finding, Role, Verdict
+from collector.words import plural
 from dashboard.app_parts import charts, loaders, page
 from dashboard.views import contention
 from dashboard.views.findings import Claims
 from dashboard.views.names import card_names, named
 from dashboard.views.reading import Look
-from dashboard.views.text import NO_DATA, escaped, plural, stamp
+from dashboard.views.text import NO_DATA, escaped, stamp
 
 _COLOURS = {"holds": "red", "suspected": "orange", "cannot tell": "gray", "no effect found": "green"}
 _COLUMNS = {

@@ -5,10 +5,11 @@ from __future__ import annotations
 import streamlit as st
 
 from analyzer.findings import CLAIMS
+from collector.words import plural
 from dashboard.app_parts import charts, loaders, page, planning
 from dashboard.views import fleet, fragmentation, svg
 from dashboard.views.names import card_names, named
-from dashboard.views.text import NO_DATA, escaped, number, percent, plural, stamp
+from dashboard.views.text import NO_DATA, escaped, number, percent, stamp
 
 span, seen = page.start("Fragmentation", "Capacity that nobody holds: what of it serves nobody, and what still fits.")
 if seen is not None:

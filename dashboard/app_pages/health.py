@@ -5,10 +5,11 @@ from __future__ import annotations
 import streamlit as st
 
 from analyzer.health_board import CardState
+from collector.words import plural
 from dashboard.app_parts import loaders, page
 from dashboard.views import health
 from dashboard.views.names import card_names
-from dashboard.views.text import NO_DATA, plural, stamp
+from dashboard.views.text import NO_DATA, stamp
 
 span, seen = page.start("Health", "Cards with faults and what to do with each; slices that were not kept apart.")
 if seen is not None:

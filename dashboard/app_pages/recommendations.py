@@ -6,12 +6,13 @@ from functools import partial
 
 import streamlit as st
 
+from collector.words import plural
 from dashboard.app_parts import acting, loaders, page
 from dashboard.cli.changes import trial_words
 from dashboard.views import changes
 from dashboard.views.names import CardNames, card_names, named
 from dashboard.views.reading import Look
-from dashboard.views.text import escaped, plural, stamp
+from dashboard.views.text import escaped, stamp
 from tuner import consent
 from tuner.record import ChangeState, GroupRecord
 

@@ -7,10 +7,11 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
+from collector.words import plural
 from dashboard.app_parts import charts, loaders, page
 from dashboard.views import slices
 from dashboard.views.reading import Look
-from dashboard.views.text import NO_DATA, escaped, gib, number, percent, plural, stamp
+from dashboard.views.text import NO_DATA, escaped, gib, number, percent, stamp
 
 _PERCENT = st.column_config.NumberColumn(format="%.0f %%")
 _COLUMNS: dict[str, Any] = {

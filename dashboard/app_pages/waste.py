@@ -8,10 +8,11 @@ import pandas as pd
 import streamlit as st
 
 from analyzer.quota_moves import quota_moves
+from collector.words import plural
 from dashboard.app_parts import loaders, page
 from dashboard.views import waste
 from dashboard.views.names import card_names
-from dashboard.views.text import NO_DATA, escaped, number, percent, plural, stamp
+from dashboard.views.text import NO_DATA, escaped, number, percent, stamp
 
 _MOST_CARDS = 8
 _COLOURS = {"abandoned": "red", "zombie": "violet", "idle-held": "orange"}

@@ -8,11 +8,12 @@ from datetime import timedelta
 import streamlit as st
 
 from analyzer.findings import Finding
+from collector.words import plural
 from dashboard.app_parts import loaders
 from dashboard.views import svg
 from dashboard.views.names import CardNames, named
 from dashboard.views.reading import RANGES, Look
-from dashboard.views.text import escaped, percent, plural, stamp
+from dashboard.views.text import escaped, percent, stamp
 
 PAGES = {
     "fleet": "app_pages/fleet.py",

@@ -12,10 +12,11 @@ from analyzer.findings import CLAIMS, Finding, Role, SubjectRef, Verdict
 from analyzer.health_board import CardState, health_board
 from analyzer.hollow import MEASURES, fleet_hollow
 from analyzer.ledger import LEVEL_1, LEVEL_2
+from collector.words import plural
 from dashboard.cli.open_pairs import Probes
 from dashboard.cli.output import note, print_table, say, say_origin
 from dashboard.views.names import CardNames, card_names, named
-from dashboard.views.text import gib, number, percent, plural, seconds, stamp
+from dashboard.views.text import gib, number, percent, seconds, stamp
 from dashboard.views.waste import action_cards, tenant_table
 from tuner.service.analyse import Analysis
 

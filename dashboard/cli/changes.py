@@ -10,6 +10,7 @@ import typer
 from rich.text import Text
 
 from collector.errors import ConfigurationError, RefusedError, TrimtabError
+from collector.words import plural
 from dashboard.cli.context import Context, Json, answer_instant, context_of, flag, opened_state, opened_store
 from dashboard.cli.output import note, print_json, print_table, say, say_origin
 from dashboard.cli.tuning import PANEL, Who, login
@@ -229,7 +230,7 @@ def trial_words(record: GroupRecord) -> list[str]:
     who, victim = change.workload or change.target.slice, trial.victim_workload or trial.victim.slice
     return [
         (
-            f"trial: {trial.pairs} pairs of blocks of {trial.block_seconds / 60:.0f} min, one with {who} at "
+            f"trial: {plural(trial.pairs, 'pair')} of blocks of {trial.block_seconds / 60:.0f} min, one with {who} at "
             f"{value_text(change.knob, change.after)} of the card and one at {value_text(change.knob, change.before)}, "
             f"in coin-flip order, a pair every {trial.every_seconds / 60:.0f} min at most"
         ),

@@ -22,6 +22,7 @@ from collector.protocols import Source
 from collector.settings import SourceSettings, TargetSettings
 from collector.sharding import Shard
 from collector.window import LONGEST_SECONDS, Window
+from collector.words import plural
 from dashboard.cli.context import Now, Once, context_of, instant, opened_store
 from dashboard.cli.logs import start_logging
 from dashboard.cli.output import clean, note, progress_bars
@@ -114,7 +115,7 @@ def collect(
         collector = Collector(sources, store, context.clock, seconds, state_path=state, metrics=metrics)
         if once:
             report = collector.run_once(instant(now))
-            note(f"{report.rows} rows, {report.rejects} rejects, {report.events} events")
+            note(f"{plural(report.rows, 'row')}, {plural(report.rejects, 'reject')}, {plural(report.events, 'event')}")
             ship_once(store)
             if not report.rows:
                 raise UnreachableError("no source gave a row; `trimtab doctor` says why")

@@ -13,11 +13,11 @@ from analyzer.findings import SCHEMA_VERSION
 from analyzer.settings import AnalyzeSettings
 from collector.errors import ConfigurationError
 from collector.protocols import StoreReader
+from collector.words import plural
 from dashboard.cli.output import note, print_json, print_table, say, say_origin
 from dashboard.cli.snapshot import read_snapshots
 from dashboard.views.moves import costs, result, step_text, where
 from dashboard.views.names import CardNames, card_names
-from dashboard.views.text import plural
 from tuner.service.analyse import Analysis
 from tuner.service.defragment import parse_request, plan_moves, present_fleet
 from tuner.service.moves_plan import MovesPlan, Objective
@@ -92,7 +92,8 @@ def plan_snapshot(paths: Sequence[Path], options: PlanOptions, settings: Analyze
 def print_plan(plan: MovesPlan, names: CardNames, *, simulated: bool) -> None:
     """Print a plan for people: what it does, step by step, and what it leaves alone."""
     say_origin(simulated=simulated)
-    say(f"{plan.cards} cards, {plan.pods} pods, {plan.protected} of them protected: these never move")
+    pods = plural(plan.pods, "pod")
+    say(f"{plural(plan.cards, 'card')}, {pods}, {plan.protected} of them protected: these never move")
     for reason, count in plan.left_out.items():
         note(f"{plural(count, 'card')} left out: {reason}")
     if plan.none:

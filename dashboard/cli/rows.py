@@ -12,6 +12,7 @@ import typer
 from collector.errors import ConfigurationError
 from collector.store.info import Holding, describe_store
 from collector.window import Window, parse_duration
+from collector.words import plural
 from dashboard.cli.context import Json, Now, context_of, newest_instant, opened_store, whole_span
 from dashboard.cli.output import print_json, print_table, say
 from dashboard.cli.shipping import register as register_shipping
@@ -91,9 +92,10 @@ def info(ctx: typer.Context, json: Json = False) -> None:
         ],
         empty="no rows",
     )
-    say(f"{found.facts} facts, {found.events} events, {found.rejects} rejects; {found.disk_bytes / 2**20:.1f} MiB")
+    events, rejects = plural(found.events, "event"), plural(found.rejects, "reject")
+    say(f"{plural(found.facts, 'fact')}, {events}, {rejects}; {found.disk_bytes / 2**20:.1f} MiB")
     if found.lost_rows:
-        say(f"{found.lost_rows} rows had to go before they were shipped, for want of disk (store.disk_max_bytes)")
+        say(f"{plural(found.lost_rows, 'row')} had to go before being shipped, for want of disk (store.disk_max_bytes)")
 
 
 def _span(held: Holding) -> tuple[str, str]:
@@ -128,7 +130,7 @@ def verify(ctx: typer.Context, json: Json = False) -> None:
     else:
         for problem in problems:
             say(problem)
-        say("all is there and readable" if not problems else f"{len(problems)} problems")
+        say("all is there and readable" if not problems else plural(len(problems), "problem"))
     if problems:
         raise typer.Exit(1)
 

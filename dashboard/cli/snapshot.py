@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from collector.errors import InputRejectedError
+from collector.words import plural
 from dashboard.cli.output import note, print_json, print_table, say
-from dashboard.views.text import percent, plural
+from dashboard.views.text import percent
 
 if TYPE_CHECKING:
     from analyzer.snapshot import Snapshot, SnapshotAnalysis

@@ -13,12 +13,13 @@ from analyzer.findings import plain
 from collector.clock import SystemClock
 from collector.errors import ConfigurationError, RefusedError
 from collector.window import parse_duration, parse_instant
+from collector.words import plural
 from dashboard.cli.context import Json, context_of, opened_state
 from dashboard.cli.output import note, print_json, print_table, say
 from dashboard.cli.tuning import Who, login
 from dashboard.config_errors import nearest
 from dashboard.views.findings import finding_of
-from dashboard.views.text import plural, stamp
+from dashboard.views.text import stamp
 from tuner import journal
 from tuner.state import State, Suppression, add_suppression, list_suppressions, remove_suppression
 from tuner.state.findings import list_findings

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from analyzer.findings import Finding
+from collector.words import plural
 from dashboard.cli.output import print_table, say, say_origin
 from dashboard.demo.runs import DemoResult
 from dashboard.views.names import card_names, named
@@ -64,7 +65,9 @@ def _print_findings(result: DemoResult) -> None:
     rows = [(f.code, f.verdict.value, f"{f.confidence:.2f}", named(f.claim, names)) for f in shown]
     more = "; the worst of each code, `trimtab analyze` lists all" if len(found) > len(shown) else ""
     print_table(
-        ("code", "verdict", ">confidence", "claim"), rows, title=f"{len(found)} findings of the tuned run{more}"
+        ("code", "verdict", ">confidence", "claim"),
+        rows,
+        title=f"{plural(len(found), 'finding')} of the tuned run{more}",
     )
     say("")
 

@@ -11,6 +11,7 @@ from importlib.resources import files
 from pydantic import BaseModel, ConfigDict, Field
 
 from collector.mappings import MappingTable
+from collector.words import plural
 from dashboard.doctor.check import Check, State, Status, some
 
 _ANY = "*"
@@ -110,7 +111,7 @@ class FamilyBook:
 def _standing(exporter: str, sights: Mapping[str, _Sight]) -> Iterator[Check]:
     topic = f"exporter {exporter}"
     count = len(sights)
-    targets = f"{count} target{'s' if count > 1 else ''}"
+    targets = plural(count, "target")
     lacking = [
         (aspect, [place for place, sight in sights.items() if not sight.tells(aspect)])
         for aspect in families().aspect

@@ -16,6 +16,7 @@ from collector.plugins import load_plugin
 from collector.protocols import StoreReader
 from collector.schema import MEASUREMENTS
 from collector.window import Window
+from collector.words import plural
 from dashboard.config import Loaded, Settings
 from dashboard.config_check import check_settings
 from dashboard.doctor.check import Check, note, ok, problem, some, span_text
@@ -77,7 +78,7 @@ def _examine_stored(store: StoreReader, settings: Settings, now: datetime) -> It
     if lost:
         yield problem(
             "store",
-            f"{lost} rows had to go before they were shipped, for want of disk",
+            f"{plural(lost, 'row')} had to go before being shipped, for want of disk",
             "look why shipping is behind (trimtab store status), or raise store.disk_max_bytes",
         )
     simulated = is_simulated(store)
@@ -145,14 +146,19 @@ def examine_state(settings: Settings) -> Iterator[Check]:
         yield problem("state", str(error), "check [state]")
         return
     if audit.ok:
-        yield ok("state", f"opens; {count} changes, journal of {audit.entries} entries is whole")
+        yield ok(
+            "state",
+            f"opens; {plural(count, 'change')}, journal of {plural(audit.entries, 'entry', 'entries')} is whole",
+        )
     else:
         yield problem(
             "state", f"the journal is broken: {audit.problem}", "trimtab audit verify; keep a copy of the file"
         )
     if hanging:
         names = [f"{record.id} ({record.state.value})" for record in hanging]
-        yield note("state", f"{len(hanging)} changes are under way: {some(names)}", "trimtab changes")
+        yield note(
+            "state", f"{plural(len(hanging), 'change is', 'changes are')} under way: {some(names)}", "trimtab changes"
+        )
 
 
 def examine_pause(settings: Settings, now: datetime) -> Iterator[Check]:

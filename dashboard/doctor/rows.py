@@ -11,6 +11,7 @@ import pandas as pd
 
 from collector.history import CardKey
 from collector.schema import NOBODY, UNKNOWN
+from collector.words import plural
 from dashboard.doctor.check import DOWN_ADVICE, Check, down_text, note, ok, problem, reject_text, some, span_text
 
 ACTIVITY = ("sm_active_ratio", "engine_active_ratio", "busy_ratio")  # best first
@@ -160,7 +161,7 @@ def _silent_cards(seen: Seen, newest: pd.Timestamp) -> list[Check]:
         f"{row.node}/{row.gpu} since {row.time:%m-%d %H:%M}{' (card lost)' if row.gpu in lost else ''}"
         for row in silent.itertuples()
     ]
-    text = f"{len(silent)} of {len(seen.gpu)} cards stopped reporting: {some(names)}"
+    text = f"{len(silent)} of {plural(len(seen.gpu), 'card')} stopped reporting: {some(names)}"
     return [problem(TOPIC, text, "a lost card: see TT604 and the node's kernel log; else its exporter or its node")]
 
 
@@ -180,7 +181,7 @@ def _blind_cards(seen: Seen, newest: pd.Timestamp) -> list[Check]:
         return []
     invalid = set(seen.rejects.loc[seen.rejects["field"].isin(ACTIVITY), "gpu"])
     names = [f"{row.node}/{row.gpu}" for row in blind.itertuples()]
-    text = f"{len(blind)} of {len(now)} cards report without any activity: {some(names)}"
+    text = f"{len(blind)} of {plural(len(now), 'card')} reported without any activity: {some(names)}"
     if invalid & set(blind["gpu"]):
         return [problem(TOPIC, f"{text}; values came and were invalid", "see the rejects below")]
     advice = "let the exporter collect DCGM_FI_DEV_GPU_UTIL or the DCGM_FI_PROF_ fields"
@@ -194,7 +195,7 @@ def _rejected(seen: Seen) -> list[Check]:
     for row in seen.rejects.itertuples():
         counts[reject_text(str(row.field), str(row.reason))] += int(row.count)  # type: ignore[call-overload]  # rows are untyped
     names = [f"{count} x {name}" for name, count in counts.most_common()]
-    text = f"{counts.total()} samples of the last day were invalid or corrected: {some(names)}"
+    text = f"{plural(counts.total(), 'sample')} of the last day invalid or corrected: {some(names)}"
     return [note(TOPIC, text, "invalid ones count as absent")]
 
 
@@ -204,7 +205,7 @@ def _holders(seen: Seen, newest: pd.Timestamp) -> list[Check]:
     if slices.empty or unknown.empty:
         return []
     names = [f"{row.node}/{row.slice}" for row in unknown.itertuples()]
-    text = f"{len(unknown)} of {len(slices)} slices have a holder that could not be told: {some(names)}"
+    text = f"the holder of {len(unknown)} of {plural(len(slices), 'slice')} could not be told: {some(names)}"
     return [problem(TOPIC, text, "let the exporter add pod labels, and collect kube-state-metrics (kube_pod_labels)")]
 
 
@@ -216,17 +217,23 @@ def _verdict(seen: Seen, newest: pd.Timestamp) -> Check:
     activity = activity_of(cards)
     busy = int((activity >= IDLE_BELOW).sum())
     idle = int((activity < IDLE_BELOW).sum())
-    held_text = f"{len(held)} slices are held"
+    reports = plural(idle, "card reports", "cards report")
+    held_text = plural(len(held), "slice is held", "slices are held")
     if cards.empty:
         return problem(TOPIC, "broken: slices report and no card does", "collect the card exporter (dcgm-exporter)")
     if busy:
         if slices.empty:
-            text = f"partly broken: {busy} of {len(cards)} cards work, yet no slice is seen"
+            text = f"partly broken: {busy} of {plural(len(cards), 'card')} at work, yet no slice is seen"
             return problem(TOPIC, text, "who holds them is not told: let dcgm-exporter add pod labels")
-        return ok(TOPIC, f"alive: {busy} cards busy, {idle} idle, {int(activity.isna().sum())} unknown; {held_text}")
+        return ok(
+            TOPIC, f"alive: {plural(busy, 'card')} busy, {idle} idle, {int(activity.isna().sum())} unknown; {held_text}"
+        )
     if not idle:
         return problem(TOPIC, "empty because broken: no card reports any activity", "see above")
     if held.empty:
-        text = f"empty because idle: {idle} cards report, all below {IDLE_BELOW:.0%}, and nobody holds a slice"
+        text = f"empty because idle: {reports}, all below {IDLE_BELOW:.0%}, and nobody holds a slice"
         return ok(TOPIC, text)
-    return ok(TOPIC, f"idle: {idle} cards report, all below {IDLE_BELOW:.0%}; {held_text} (`trimtab analyze idle`)")
+    return ok(
+        TOPIC,
+        f"idle: {reports}, all below {IDLE_BELOW:.0%}; {held_text} (`trimtab analyze idle`)",
+    )

@@ -25,6 +25,7 @@ from collector.readings import Gathering
 from collector.schema import UNKNOWN
 from collector.settings import SourceSettings
 from collector.support import ways_to
+from collector.words import plural
 from dashboard.config import Settings, source_context
 from dashboard.doctor.check import DOWN_ADVICE, Check, State, Status, down_text, note, ok, problem, reject_text, some
 from dashboard.doctor.families import FamilyBook
@@ -196,15 +197,15 @@ def read_quality(topic: str, batch: Batch) -> Iterator[Check]:
         blind = gpu.num_rows - int(_any_present(gpu, _ACTIVITY).sum())
         unprofiled = gpu.num_rows - int(_any_present(gpu, _ACTIVITY[:2]).sum())
         if blind:
-            text = f"{blind} of {gpu.num_rows} cards come without any activity"
+            text = f"{blind} of {plural(gpu.num_rows, 'card')} without any activity"
             yield problem(topic, text, "let the exporter collect DCGM_FI_DEV_GPU_UTIL or DCGM_FI_PROF_SM_ACTIVE")
         if unprofiled > blind:
-            text = f"{unprofiled - blind} of {gpu.num_rows} cards give GPU_UTIL only: little on a shared card"
+            text = f"{unprofiled - blind} of {plural(gpu.num_rows, 'card')} with GPU_UTIL only: little on a shared card"
             yield note(topic, text, _profiling_advice(batch))
     if slices is not None and slices.num_rows:
         unknown = sum(name == UNKNOWN for name in slices.column("workload").to_pylist())
         if unknown:
-            text = f"the holder of {unknown} of {slices.num_rows} slices is not told yet"
+            text = f"the holder of {unknown} of {plural(slices.num_rows, 'slice')} is not told yet"
             yield note(topic, text, "pod labels on dcgm-exporter, and kube-state-metrics (kube_pod_labels)")
     counts: Counter[str] = Counter()
     for reject in batch.rejects:
@@ -212,7 +213,9 @@ def read_quality(topic: str, batch: Batch) -> Iterator[Check]:
     if counts:
         names = [f"{count} x {name}" for name, count in counts.most_common()]
         yield note(
-            topic, f"{counts.total()} samples were invalid or corrected: {some(names)}", "invalid ones count as absent"
+            topic,
+            f"{plural(counts.total(), 'sample')} invalid or corrected: {some(names)}",
+            "invalid ones count as absent",
         )
 
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from collector.batch import Batch
 from collector.support import architecture_of, branch_of, support, why_absent
+from collector.words import plural
 from dashboard.doctor.check import Check, note, some
 
 Card = tuple[str, str]  # architecture, driver
@@ -46,7 +47,7 @@ def not_there(topic: str, batch: Batch) -> Iterator[Check]:
                 absent.append(f"{name.removeprefix('gpu.')} ({reason})")
         if absent:
             which = ", ".join(part for part in (architecture, f"driver {driver}" if driver else "") if part)
-            text = f"{len(places)} cards ({which}): not on this architecture/driver: {some(absent, 6)}"
+            text = f"{plural(len(places), 'card')} ({which}): not on this architecture/driver: {some(absent, 6)}"
             yield note(topic, text, "docs/support.md says what exists where")
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import median
 
+from collector.words import plural
 from dashboard.cli.changes import trial_words
 from dashboard.report.gathered import Gathered
 from dashboard.report.model import ChangeLine, ChangesPart, DropCount, PromiseCheck
@@ -23,7 +24,7 @@ from dashboard.report.view import (
     text,
 )
 from dashboard.report.words import state_text
-from dashboard.views.text import gib, number, percent, plural, stamp
+from dashboard.views.text import gib, number, percent, stamp
 from tuner.model import Change, Target
 from tuner.outcome import Outcome
 from tuner.record import WAITING_STATES, ChangeState, Drop, GroupRecord

@@ -13,6 +13,7 @@ from analyzer.findings import Finding, Role, SubjectRef, Verdict
 from analyzer.health_board import CardHealth, health_board
 from analyzer.hollow import HollowBusy
 from collector.window import parse_instant
+from collector.words import plural
 from dashboard import svg
 from dashboard.report.gathered import Gathered
 from dashboard.report.model import Claim, Claims, HollowLine, Room, SickCard
@@ -36,7 +37,7 @@ from dashboard.report.view import (
 from dashboard.report.words import amount, shorter
 from dashboard.views.fragmentation import fleet_picture
 from dashboard.views.names import CardNames, card_names, named
-from dashboard.views.text import NO_DATA, number, percent, plural, stamp
+from dashboard.views.text import NO_DATA, number, percent, stamp
 from tuner.state import Suppression
 
 _FAMILY = {"TT1": "fights", "TT2": "stranded", "TT3": "waste", "TT4": "limits", "TT5": "risks", "TT6": "health"}

@@ -9,6 +9,7 @@ from datetime import datetime
 from analyzer.facts import hardware_facts, records
 from analyzer.ledger import LEVEL_1, LEVEL_2
 from collector.schema import NOBODY, UNKNOWN
+from collector.words import plural
 from dashboard import svg
 from dashboard.report.capacity import EnergyPart, HourTerms, LedgerPart, TenantUse, Term
 from dashboard.report.gathered import Gathered
@@ -29,7 +30,7 @@ from dashboard.report.view import (
     text,
 )
 from dashboard.report.words import cards, energy, money, share
-from dashboard.views.text import NO_DATA, number, plural, seconds
+from dashboard.views.text import NO_DATA, number, seconds
 
 MEANING = {
     "used": "work ran on it",

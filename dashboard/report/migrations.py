@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from collector.words import plural
 from dashboard import svg
 from dashboard.report.capacity import Freed, HourTerms, LedgerPart, MigrationPart
 from dashboard.report.gathered import Gathered
@@ -13,7 +14,7 @@ from dashboard.report.view import Block, Cell, Drawing, Key, Note, Section, Tabl
 from dashboard.report.words import cards, energy, money
 from dashboard.views.moves import ROLES, costs, left_alone, result, step_text, where
 from dashboard.views.names import CardNames, card_names, named
-from dashboard.views.text import NO_DATA, plural, seconds
+from dashboard.views.text import NO_DATA, seconds
 from tuner.service.moves_plan import CardChange, MovesPlan, Objective, Share, Step
 
 _WEEK_HOURS = 168

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from collector.words import plural
 from dashboard.report.changes import changes_section
 from dashboard.report.claims import fights_section, health_section, limits_section, stranded_section, waste_section
 from dashboard.report.forecast import forecast_section
@@ -16,7 +17,7 @@ from dashboard.report.queues import queues_section
 from dashboard.report.services import kept_tone, services_section
 from dashboard.report.view import Page, Tile
 from dashboard.report.words import cards, energy
-from dashboard.views.text import length, number, percent, plural, seconds, stamp
+from dashboard.views.text import length, number, percent, seconds, stamp
 
 _MUCH_WASTE = 0.1
 

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from analyzer.codes import codes
+from collector.words import plural
 from dashboard.report.gathered import Gathered
 from dashboard.report.model import CardCoverage, QualityPart, RejectLine, Unanalysed
 from dashboard.report.view import MOST_ROWS, Block, Cell, Note, Section, Table, Tone, more, numbers, prose, text
-from dashboard.views.text import number, percent, plural
+from dashboard.views.text import number, percent
 
 _POOR = 0.95
 _ABOUT = re.compile(r"^.* against it: ")  # a pair's reason names its suspect: thousands of them are one reason

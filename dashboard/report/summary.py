@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from collector.words import plural
 from dashboard.report.capacity import LedgerPart, QueueLine
 from dashboard.report.model import Claims, Service
-from dashboard.views.text import percent, plural, seconds
+from dashboard.views.text import percent, seconds
 
 _WORTH_SAYING = 0.005  # of the capacity
 _LONG_WAIT_SECONDS = 60.0

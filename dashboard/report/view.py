@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from dashboard.views.text import plural
+from collector.words import plural
 
 Tone = Literal["plain", "good", "fair", "poor"]
 

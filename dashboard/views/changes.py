@@ -9,10 +9,11 @@ from typing import Any
 
 import pandas as pd
 
+from collector.words import plural
 from dashboard.cli.changes import value_text
 from dashboard.cli.output import clean as printable
 from dashboard.views.names import CardNames, named
-from dashboard.views.text import NO_DATA, number, percent, plural, seconds
+from dashboard.views.text import NO_DATA, number, percent, seconds
 from tuner.journal import Entry
 from tuner.model import Change
 from tuner.record import ChangeState, Drop, GroupRecord

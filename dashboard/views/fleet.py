@@ -21,13 +21,14 @@ from collector.history import CardKey
 from collector.protocols import StoreReader
 from collector.schema import NOBODY, UNKNOWN
 from collector.window import Window
+from collector.words import plural
 from dashboard.cli.output import clean as printable
 from dashboard.views import svg
 from dashboard.views.findings import effect_size
 from dashboard.views.names import CardNames, named
 from dashboard.views.palette import tenant_colours
 from dashboard.views.reading import Look, bucket
-from dashboard.views.text import percent, plural, seconds, stamp
+from dashboard.views.text import percent, seconds, stamp
 from tuner.killswitch import Pause
 from tuner.record import ChangeState, GroupRecord
 

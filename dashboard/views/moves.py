@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from collector.words import plural
 from dashboard.cli.output import clean as printable
 from dashboard.views import svg
 from dashboard.views.names import CardNames, named
-from dashboard.views.text import percent, plural, seconds
+from dashboard.views.text import percent, seconds
 from tuner.service.moves_plan import MovesPlan, Objective, Role, Step
 
 ROLES = {

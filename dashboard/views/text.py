@@ -71,8 +71,3 @@ def length(span: timedelta) -> str:
 def stamp(instant: datetime | None) -> str:
     """Return `Tue 6 Jan 14:05`, in UTC."""
     return NO_DATA if instant is None else f"{instant:%a} {instant.day} {instant:%b %H:%M}"
-
-
-def plural(count: int, one: str, many: str = "") -> str:
-    """Return `1 card`, `2 cards`."""
-    return f"{count} {one if count == 1 else many or one + 's'}"

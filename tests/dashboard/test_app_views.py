@@ -22,13 +22,14 @@ from collector.declarations import Objective, WorkloadDeclaration
 from collector.errors import RefusedError
 from collector.store import FrameStore
 from collector.window import Window
+from collector.words import plural
 from dashboard.app_parts.acting import is_loopback
 from dashboard.outlook import Outlook
 from dashboard.views import changes, contention, findings, fleet, forecast, fragmentation, reading, slices, svg, switch
 from dashboard.views.holders import kept_intervals, read_holders, read_kept
 from dashboard.views.names import card_names, named
 from dashboard.views.palette import tenant_colours
-from dashboard.views.text import escaped, gib, number, percent, plural, seconds, shortened, stamp
+from dashboard.views.text import escaped, gib, number, percent, seconds, shortened, stamp
 from tuner import journal, killswitch
 from tuner.model import Change, Freeze, Group, Target
 from tuner.planner.probes import NO_LIVE_SHARE

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from collector.batch import Batch, Fact, Subject
+from collector.settings import StoreSettings
+from collector.store import EmbeddedStore
 from dashboard.cli.changes import value_text
 from tests.dashboard.conftest import Ran
 from tuner.journal import entries, record_plan, step
@@ -115,9 +120,10 @@ def test_changes_are_listed_newest_first_without_the_dropped(trimtab: Callable[.
     assert "waits for an answer" in by_id["g-ask"]
     assert "ranker sm_quota_ratio 50.0% -> 60.0%" in by_id["g-ask"]
     assert "verifying" in by_id["g-go"]
-    assert "1 wait for an answer" in ran.err
+    assert "1 waits for an answer" in ran.err
     assert "2 open pairs of TT101 cannot be tried out" in ran.err
     document = json.loads(trimtab("changes", "--all", "--json").out)
+    assert document["notes"] == ["2 open pairs of TT101 cannot be tried out: no share acts at once"]
     assert {change["id"]: change["state"] for change in document["changes"]} == {
         "g-ask": "planned",
         "g-go": "verifying",
@@ -141,6 +147,29 @@ def test_one_change_is_shown_with_guards_and_journal(trimtab: Callable[..., Ran]
     document = json.loads(trimtab("changes", "show", "g-go", "--json").out)
     assert [entry["event"] for entry in document["journal"]] == ["intent", "applied", "read_back", "verifying"]
     assert trimtab("changes", "show", "nobody").code == 2
+
+
+@pytest.mark.usefixtures("planned")
+def test_cards_have_the_names_that_the_store_knows(trimtab: Callable[..., Ran]) -> None:
+    opened = open_state(StateSettings())
+    now = datetime.now(UTC)
+    base = made("g-card", "go", now)
+    record = replace(base, group=replace(base.group, why="online work on GPU-1 may need the card back", risk="GPU-1"))
+    plan = Plan("plan-2", now, now, (record.group,), notes=("GPU-1 is left alone",))
+    record_plan(opened, plan, [record], [], actor="t", now=now)
+    opened.close()
+    unnamed = trimtab("changes")
+    assert "online work on GPU-1 may" in unnamed.out
+    ordinal = Fact(Subject("gpu", "c", "n", "GPU-1"), "ordinal", "3", now - timedelta(days=1))
+    with closing(EmbeddedStore(StoreSettings())) as store:
+        store.write(Batch(facts=[ordinal]))
+    ran = trimtab("changes")
+    assert "online work on n GPU 3 may need the card back" in ran.out
+    assert "n GPU 3 is left alone" in ran.err
+    shown = trimtab("changes", "show", "g-card").out
+    assert shown.startswith("g-card: online work on n GPU 3 may need the card back\n")
+    assert "risk: n GPU 3\n" in shown
+    assert json.loads(trimtab("changes", "--json").out)["notes"] == ["GPU-1 is left alone"]
 
 
 @pytest.mark.usefixtures("planned")

@@ -140,10 +140,10 @@ def test_partial_exporters_are_told_apart(exporters: Exporters, texts: dict[str,
     lines = texts["dcgm_mps"].splitlines(keepends=True)
     exporters.texts["dcgm"] = "".join(line for line in lines if "DCGM_FI_PROF_" not in line)
     notes = texts_of(sources(exporters.url("dcgm")), Status.NOTE)
-    assert any("cards give GPU_UTIL only" in text for text in notes)
+    assert any("cards with GPU_UTIL only" in text for text in notes)
     activity = ("DCGM_FI_PROF_", "DCGM_FI_DEV_GPU_UTIL")
     exporters.texts["dcgm"] = "".join(line for line in lines if not any(name in line for name in activity))
-    assert "4 of 4 cards come without any activity" in texts_of(sources(exporters.url("dcgm")), Status.PROBLEM)
+    assert "4 of 4 cards without any activity" in texts_of(sources(exporters.url("dcgm")), Status.PROBLEM)
 
 
 def test_prometheus_that_does_not_answer(elsewhere: Path) -> None:
@@ -170,7 +170,7 @@ def test_simulated_rows_are_judged_by_their_own_clock(trimtab: Callable[..., Ran
     ran = trimtab("doctor", "--now", "2026-03-01T00:00:00Z")
     assert ran.code == 0, ran.out
     assert "these rows are simulated; ages are counted from the newest one" in ran.out
-    assert "empty because idle: 1 cards report" in ran.out
+    assert "empty because idle: 1 card reports" in ran.out
 
 
 def switch(now: datetime) -> list[Status]:
@@ -214,7 +214,7 @@ def test_rows_that_went_unshipped_are_a_problem(elsewhere: Path) -> None:
         db.execute("INSERT INTO meta VALUES ('lost_rows', 7)")
         db.commit()
     (check,) = [c for c in examine(load_settings(), NOW) if c.topic == "store" and c.status is Status.PROBLEM]
-    assert check.text == "7 rows had to go before they were shipped, for want of disk"
+    assert check.text == "7 rows had to go before being shipped, for want of disk"
 
 
 def test_a_forgotten_pause_is_a_problem_when_the_tuner_acts(trimtab: Callable[..., Ran], elsewhere: Path) -> None:

@@ -77,7 +77,7 @@ def problems(checks: list[Check]) -> list[str]:
 def test_busy_cards_with_holders_are_alive() -> None:
     checks = examine(gpus(("G1", 0, 0.6), ("G2", 1, 0.0)), slices(("s", "ranker", 0.5)))
     assert problems(checks) == []
-    assert checks[-1].text == "alive: 1 cards busy, 1 idle, 0 unknown; 1 slices are held"
+    assert checks[-1].text == "alive: 1 card busy, 1 idle, 0 unknown; 1 slice is held"
 
 
 def test_nothing_allocated_is_idle_and_no_fault() -> None:
@@ -89,7 +89,7 @@ def test_nothing_allocated_is_idle_and_no_fault() -> None:
 def test_held_and_idle_is_said() -> None:
     checks = examine(gpus(("G1", 0, 0.0)), slices(("s", "ranker", 0.0), ("t", "none", 0.0)))
     assert problems(checks) == []
-    assert checks[-1].text.startswith("idle: 1 cards report, all below 1%; 1 slices are held")
+    assert checks[-1].text.startswith("idle: 1 card reports, all below 1%; 1 slice is held")
 
 
 @pytest.mark.parametrize(("live", "words"), [(True, "though sources are configured"), (False, "no source is")])
@@ -131,7 +131,7 @@ def test_a_card_that_went_silent_is_named() -> None:
 def test_a_card_without_activity_is_blind_not_idle() -> None:
     found = problems(examine(gpus(("G1", 0, NAN))))
     assert found == [
-        "1 of 1 cards report without any activity: n/G1",
+        "1 of 1 card reported without any activity: n/G1",
         "empty because broken: no card reports any activity",
     ]
     found = problems(examine(gpus(("G1", 0, NAN)), invalid=rejects(("G1", "busy_ratio", "out of range", 5))))
@@ -142,18 +142,16 @@ def test_rejects_are_counted_by_field_and_reason() -> None:
     checks = examine(
         gpus(("G1", 0, 0.0)), invalid=rejects(("G1", "power_watts", "blank", 2), ("G2", "power_watts", "blank", 3))
     )
-    assert "5 samples of the last day were invalid or corrected: 5 x power_watts (blank)" in [
-        check.text for check in checks
-    ]
+    assert "5 samples of the last day invalid or corrected: 5 x power_watts (blank)" in [check.text for check in checks]
 
 
 def test_slices_without_a_known_holder_are_a_fault() -> None:
     found = problems(examine(gpus(("G1", 0, 0.5)), slices(("s", "unknown", 0.5), ("t", "w", 0.5))))
-    assert found == ["1 of 2 slices have a holder that could not be told: n/s"]
+    assert found == ["the holder of 1 of 2 slices could not be told: n/s"]
 
 
 def test_busy_cards_without_any_slice_are_partly_broken() -> None:
-    assert problems(examine(gpus(("G1", 0, 0.5)))) == ["partly broken: 1 of 1 cards work, yet no slice is seen"]
+    assert problems(examine(gpus(("G1", 0, 0.5)))) == ["partly broken: 1 of 1 card at work, yet no slice is seen"]
 
 
 def test_slices_without_cards_are_broken() -> None:

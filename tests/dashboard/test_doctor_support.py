@@ -37,7 +37,7 @@ def advice(said: Batch) -> list[str]:
 def test_what_an_old_card_cannot_have_is_no_fault() -> None:
     said = batch(("Tesla P100-PCIE-16GB", "535.183.01"))
     [text] = texts(list(not_there("source", said)))
-    assert text.startswith("1 cards (pascal, driver 535): not on this architecture/driver: ")
+    assert text.startswith("1 card (pascal, driver 535): not on this architecture/driver: ")
     assert "sm_active_ratio (since volta, or since hopper)" in text
     assert "power" not in text
     assert advice(said) == ["these cards have no profiling metrics"]
@@ -65,8 +65,8 @@ def test_each_architecture_and_driver_has_its_line() -> None:
         ("Some Unknown Card", "535.183.01"),
     )
     heads = [text.partition(":")[0] for text in texts(list(not_there("source", said)))]
-    assert heads[:2] == ["1 cards (pascal, driver 470)", "2 cards (pascal, driver 535)"]
-    assert "1 cards (turing, driver 535)" in heads
+    assert heads[:2] == ["1 card (pascal, driver 470)", "2 cards (pascal, driver 535)"]
+    assert "1 card (turing, driver 535)" in heads
 
 
 def test_no_rows_no_word() -> None:

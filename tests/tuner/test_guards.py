@@ -440,7 +440,7 @@ def test_what_was_rolled_back_is_not_tried_again_for_longer_and_longer() -> None
     once = past(RAISE, minutes_ago=59, state=ChangeState.ROLLED_BACK)
     settings = TunerSettings(cooldown_seconds=0)
     assert refusal(RAISE, past=[once], settings=settings).startswith(
-        "blacklist: raising sm_quota_ratio of slice c/n0/GPU-0/a was rolled back 1 times: not before 2026-03-02T00:01"
+        "blacklist: raising sm_quota_ratio of slice c/n0/GPU-0/a was rolled back 1 time: not before 2026-03-02T00:01"
     )
     assert refusal(change(A, 0.2, 0.1), past=[once], settings=settings) == "kept"
     earlier = past(RAISE, minutes_ago=61, state=ChangeState.ROLLED_BACK)

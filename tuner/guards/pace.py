@@ -9,6 +9,7 @@ from datetime import timedelta
 from itertools import pairwise
 from typing import TypeVar
 
+from collector.words import plural
 from tuner.guards.chain import Ruling
 from tuner.guards.world import Facts, PastChange, domain_of
 from tuner.model import Change, Group, Target
@@ -123,7 +124,8 @@ def blacklist(group: Group, facts: Facts, settings: TunerSettings) -> str | None
         if facts.world.now - ended < rest:
             word = "lowering" if change.is_decrease else "raising"
             until = (ended + rest).isoformat(timespec="minutes")
-            return f"{word} {change.knob} of {change.target} was rolled back {len(failed)} times: not before {until}"
+            times = plural(len(failed), "time")
+            return f"{word} {change.knob} of {change.target} was rolled back {times}: not before {until}"
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collector.words import plural
 from tuner.guards.world import Facts, domain_of
 from tuner.model import Group, KnobEffect
 from tuner.settings import TunerSettings
@@ -18,7 +19,7 @@ def trial(group: Group, facts: Facts, settings: TunerSettings) -> str | None:
     if knob is not None and knob.effect is not KnobEffect.LIVE:
         return f"{change.knob} of {change.target} {_acts(knob.effect)}: a probe needs one that acts on running work"
     if group.trial.pairs > settings.probe_pairs:
-        return f"it would run {group.trial.pairs} pairs of blocks, at most {settings.probe_pairs} are allowed"
+        return f"it would run {plural(group.trial.pairs, 'pair')} of blocks, at most {settings.probe_pairs} are allowed"
     card = domain_of(change.target)
     if group.trial.victim not in facts.world.state.targets or domain_of(group.trial.victim) != card:
         return f"{group.trial.victim} is not on the card of {change.target}"

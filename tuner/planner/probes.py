@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 from analyzer.contention.probe import BUSY, FEWEST_PAIRS, POWER, Prospect, pairs_to_run, sought
+from collector.words import plural
 from tuner.model import Change, Group, Knob, KnobEffect, Trial
 from tuner.planner.reserve import reserve_share
 from tuner.planner.views import SHARE_KNOB, Candidate, CardView, PlannerInput, SliceView, knob_for
@@ -76,7 +77,7 @@ def untried(pairs: Sequence[str], knobs: Sequence[Knob]) -> str:
     if not count:
         return ""
     told = "; ".join(f"{sharing or 'unknown sharing'}: {reason}" for sharing, reason in reasons.items() if reason)
-    return f"{count} open {'pair' if count == 1 else 'pairs'} of TT101 cannot be tried out: {NO_LIVE_SHARE} ({told})"
+    return f"{plural(count, 'open pair')} of TT101 cannot be tried out: {NO_LIVE_SHARE} ({told})"
 
 
 def propose_probes(world: PlannerInput, settings: TunerSettings) -> tuple[list[Group], list[str]]:
@@ -128,7 +129,7 @@ def _probe(  # noqa: PLR0917 - all that decides it
     pairs = pairs_to_run(prospect, candidate.effect, taken, settings.probe_pairs)
     if not pairs:
         most = settings.probe_pairs
-        return f"{most} pairs of blocks would not decide it (it takes {_needed(candidate, taken)})"
+        return f"{plural(most, 'pair')} of blocks would not decide it (it takes {_needed(candidate, taken)})"
     block = block_seconds(world.interval_seconds) + knob.read_back_seconds
     # One change an hour of the card's budget is left to others.
     every = max(2.0 * block, 3600.0 / max(settings.changes_per_gpu_hour - 1, 1))
