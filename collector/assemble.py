@@ -39,6 +39,7 @@ from collector.kube import KubeState
 from collector.kube_texts import KubeTexts
 from collector.layout import Registry
 from collector.mappings import mapping_table
+from collector.memory import give_back_free_memory
 from collector.nodes import NodeBoard, present_nodes
 from collector.plugins import SourceContext
 from collector.queues import QueueBook, read_queues
@@ -171,7 +172,10 @@ class Assembler:
     def _keep_numbers_few(self, now_ms: int) -> None:
         size = self._world.registry.size
         if self._channels_in_use and size > 2 * self._channels_in_use + _SPARE_CHANNELS:
-            self._give_out_numbers_anew(now_ms)
+            # What targets say that were not there yet when it was counted, as at a start, is in use too.
+            self._channels_in_use = max(self._channels_in_use, sum(len(one.channels) for one in self._layouts))
+            if size > 2 * self._channels_in_use + _SPARE_CHANNELS:
+                self._give_out_numbers_anew(now_ms)
         elif not self._channels_in_use and self._layouts:
             self._channels_in_use = size
 
@@ -265,6 +269,7 @@ class Assembler:
             intervals=[one.memory.interval_seconds for one in live],
         )
         self._plans[key] = (layouts, plan)
+        give_back_free_memory()  # to learn what targets say takes far more than it leaves
         return plan
 
     def _read_kube(self, scrapes: Sequence[Scrape], live: Sequence[Live], raw: Floats, came: Bools) -> bool:

@@ -38,6 +38,7 @@ _FOR_LIFE = frozenset(("rows_remapped_corrected_count", "rows_remapped_uncorrect
 
 
 _SAYING_BITS = 32
+_PAGE_ROWS = 32
 
 
 @dataclass(slots=True)
@@ -120,7 +121,9 @@ class Registry:
         self._manners: list[_Manner] = [_Manner()]
         self._manner_numbers: dict[Hashable, int] = {}
         self._part_numbers: dict[Hashable, int] = {}
-        self._channel_numbers: dict[int, int] = {}
+        # Channels by part and row: pages of the rows that follow one another, since a number of each in a dictionary
+        # takes ten times the room. There is no channel 0 among them.
+        self._channel_pages: dict[int, array[int]] = {}
         self._channel_rows, self._channel_sayings = array("i"), array("i")
         self._channel_manners, self._channel_counters = array("i"), array("i")
         self._counted: list[tuple[int, str, int, str]] = []  # counter, target, row, field
@@ -177,9 +180,12 @@ class Registry:
         """
         metric, saying = mapped.row, entry & ((1 << _SAYING_BITS) - 1)
         name = (saying, target, metric.field, metric.quantity, part, mapped.part)
-        key = row << 32 | self._part_numbers.setdefault(name, len(self._part_numbers))
-        number = self._channel_numbers.get(key)
-        if number is not None:
+        key = self._part_numbers.setdefault(name, len(self._part_numbers)) << 32 | row
+        page = self._channel_pages.get(key // _PAGE_ROWS)
+        if page is None:
+            page = self._channel_pages[key // _PAGE_ROWS] = array("i", bytes(4 * _PAGE_ROWS))
+        number = page[row % _PAGE_ROWS]
+        if number:
             return number
         read = self._manner(mapped, field_name, share, held=held)
         manner = self._manners[read]
@@ -188,7 +194,7 @@ class Registry:
             words = (target, *self._row_keys[row], metric.field, metric.quantity, mapped.part, *part)
             counter = self.counters.number("|".join(words))
             self._counted.append((counter, target, row, metric.field))
-        number = self._channel_numbers[key] = len(self._channel_rows)
+        number = page[row % _PAGE_ROWS] = len(self._channel_rows)
         self._add_channel(row, saying, read, counter)
         if field_name and manner.kind == GAUGE:
             self._note_origin(row, field_name, mapped, saying, read)

@@ -91,6 +91,22 @@ def test_numbers_given_out_anew_change_no_row(monkeypatch: pytest.MonkeyPatch) -
     assert energy.tolist() == [1.0, 1.0]  # 1000 mJ a cycle, never lost
 
 
+def test_targets_that_come_late_are_no_reason_to_give_out_numbers_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assemble, "_SPARE_CHANNELS", 0)
+    cycles = Cycles(SourceContext(cluster="test"))
+    first, *others = [
+        {f"http://{n}:9400/metrics": f'DCGM_FI_DEV_GPU_TEMP{{gpu="0",UUID="GPU-{n}",Hostname="n{n}"}} 40\n'}
+        for n in range(9)
+    ]
+    cycles.poll(first)
+    cycles.poll(first)
+    together = {url: text for one in (first, *others) for url, text in one.items()}
+    cycles.poll(together)
+    registry = cycles.assembler._world.registry
+    cycles.poll(together)
+    assert cycles.assembler._world.registry is registry
+
+
 def test_counters_of_who_left_wait_for_a_week(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assemble, "_SPARE_CHANNELS", 10)
     cycles, _ = churn(30)
