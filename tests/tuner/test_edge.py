@@ -15,9 +15,12 @@ from tests.tuner.fakes import FakeBackend, backend_with, held
 from tests.tuner.test_execute import MOVE, A, B, Bench
 from tuner.audit import verify_chain
 from tuner.edge import apply_to, read_backend
+from tuner.execute import execute
 from tuner.model import ApplyResult, ApplyStatus, BackendState, Group, Target, TargetState
 from tuner.record import ChangeState
+from tuner.settle import recover
 from tuner.state import State
+from tuner.undo import roll_back
 
 BEFORE, AFTER, HALF, FOREIGN = (0.2, 0.6), (0.5, 0.3), (0.2, 0.3), (0.07, 0.6)
 
@@ -72,9 +75,9 @@ def test_what_was_written_decides_whatever_the_answer_was(
 ) -> None:
     rig.planned(MOVE)
     lying(rig.backend, left, answer)
-    assert rig.executor.execute("g1").state is ChangeState.INTENT
+    assert execute(rig.writer, "g1").state is ChangeState.INTENT
     rig.clock.advance(200)
-    assert rig.executor.recover()[0].state is FINALS[left][0]
+    assert recover(rig.writer)[0].state is FINALS[left][0]
     assert rig.values == FINALS[left][1]
     assert verify_chain(rig.state).ok
 
@@ -82,17 +85,17 @@ def test_what_was_written_decides_whatever_the_answer_was(
 def test_the_longest_settling_that_is_believed_is_a_day(rig: Bench) -> None:
     rig.planned(MOVE)
     lying(rig.backend, BEFORE, lambda: ApplyResult(ApplyStatus.ACCEPTED, "slow", 86400.0))
-    assert rig.executor.execute("g1").state is ChangeState.APPLIED
+    assert execute(rig.writer, "g1").state is ChangeState.APPLIED
     rig.clock.advance(86000)
-    assert rig.executor.recover()[0].state is ChangeState.APPLIED
+    assert recover(rig.writer)[0].state is ChangeState.APPLIED
 
 
 def test_a_refused_way_back_that_was_gone_is_rolled_back(rig: Bench) -> None:
     rig.planned(MOVE)
-    rig.executor.execute("g1")
+    execute(rig.writer, "g1")
     lying(rig.backend, BEFORE, lambda: ApplyResult(ApplyStatus.REFUSED))
-    record = rig.executor._get("g1")
-    assert rig.executor.roll_back(record, "worse").state is ChangeState.ROLLED_BACK
+    record = rig.writer.get("g1")
+    assert roll_back(rig.writer, record, "worse").state is ChangeState.ROLLED_BACK
 
 
 def odd(value: object) -> BackendState:
@@ -119,7 +122,7 @@ def test_a_read_that_is_no_state_counts_as_no_answer(rig: Bench, answer: Callabl
     rig.backend.read = lambda targets=None: cast("BackendState", answer())  # type: ignore[method-assign]
     with pytest.raises(UnreachableError, match=words):
         read_backend(rig.backend)
-    step = rig.executor.execute("g1")
+    step = execute(rig.writer, "g1")
     assert step.state is ChangeState.PLANNED
     assert words in step.reason
 
