@@ -8,7 +8,7 @@ import ssl
 import threading
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from pathlib import Path
@@ -18,10 +18,16 @@ from collector.errors import ConfigurationError, UnreachableError
 from collector.http import MAX_REDIRECTS, REDIRECTS, leads_away, login_of, without_login
 from collector.masking import mask_address
 from collector.settings import Credentials, SourceSettings, TargetSettings
-from collector.wire import Answer, Connection, Exchange, Limits
+from collector.wire import FREE_BYTES, Answer, Connection, Exchange, Limits
 
 _MAX_BYTES = 256 * 2**20
 _PIECE_BYTES = 2**20
+_NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
+_SAID = {
+    http.client.IncompleteRead: "one that was cut off",
+    zlib.error: "gzip that is none, or was cut off",
+}
+_NO_TEXT = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\x1f\x8b": "gzip that does not say so"}
 _ACCEPT = "text/plain;version=0.0.4, application/openmetrics-text;version=1.0.0;q=0.5"
 
 
@@ -70,17 +76,20 @@ class HttpFetch:
             begun: it was asked by `begin` and the exchange was left.
         """
         try:
-            return self._body(target, limits, begun=begun)
+            body, skew = self._body(target, limits, begun=begun)
+            _require_text(body, target)
         # The address itself may be no address (ValueError), which the library finds out at different depths.
         except (http.client.HTTPException, OSError, ValueError, zlib.error) as error:
             self.forget(target.url)
             place = mask_address(target.url)
             raise UnreachableError(f"{place}: expected an answer, got {_reason(error, limits)}") from error
-        except UnreachableError:
+        except ConfigurationError as error:  # a file is gone since the start
+            self.forget(target.url)
+            raise UnreachableError(str(error)) from error
+        except BaseException:  # what is left of an answer must not be taken for the next one
             self.forget(target.url)
             raise
-        except ConfigurationError as error:  # a file is gone since the start
-            raise UnreachableError(str(error)) from error
+        return body, skew
 
     def forget(self, url: str) -> None:
         """Close the connection that is kept to a target."""
@@ -98,25 +107,28 @@ class HttpFetch:
         credentials: Credentials | None = target.auth or self._settings
         url, headers = _question(target, self._settings)
         answer = self._ask_again(target.url, url, headers, credentials, limits, begun=begun)
-        for _ in range(MAX_REDIRECTS):
-            location = answer.header("location")
-            if location is None or answer.status not in REDIRECTS:
-                break
-            answer.close()
-            self.forget(target.url)
-            following = without_login(urljoin(url, location))[0]
-            if leads_away(url, following):
-                headers.pop("Authorization", None)
-                credentials = None
-            url = following
-            answer = _ask(_connect(url, credentials), url, headers, limits)
-        if answer.status in REDIRECTS:
-            place = mask_address(target.url)
-            raise UnreachableError(f"{place}: expected an answer, got more than {MAX_REDIRECTS} redirects")
-        if answer.status != 200:
-            raise UnreachableError(f"{mask_address(target.url)}: expected HTTP 200, got {answer.status}")
-        skew = skew_seconds(answer.header("date"))
-        body = _read(answer, target)
+        try:
+            for _ in range(MAX_REDIRECTS):
+                location = answer.header("location")
+                if location is None or answer.status not in REDIRECTS:
+                    break
+                answer.close()
+                self.forget(target.url)
+                following = without_login(urljoin(url, location))[0]
+                if leads_away(url, following):
+                    headers.pop("Authorization", None)
+                    credentials = None
+                url = following
+                answer = _ask(_connect(url, credentials), url, headers, limits)
+            if answer.status in REDIRECTS:
+                place = mask_address(target.url)
+                raise UnreachableError(f"{place}: expected an answer, got more than {MAX_REDIRECTS} redirects")
+            if answer.status != 200:
+                raise UnreachableError(f"{mask_address(target.url)}: expected HTTP 200, got {answer.status}")
+            skew = skew_seconds(answer.header("date"))
+            body = _read(answer, target, limits)
+        finally:
+            answer.close()  # else its connection stays open as long as anybody knows it
         if answer.will_close:
             self.forget(target.url)
         return body, skew
@@ -192,31 +204,62 @@ def _tls(ca_file: Path | None, cert_file: Path | None, key_file: Path | None) ->
     return context
 
 
-def _read(answer: Answer, target: TargetSettings) -> bytes | bytearray:
+def _read(answer: Answer, target: TargetSettings, limits: Limits) -> bytes | bytearray:
     """Read a body; neither a trickle nor a flood (also one that was packed) is waited for."""
     body: bytes | bytearray
-    with answer:
-        if answer.length is not None:
-            if answer.length > _MAX_BYTES:
-                raise _too_big(target)
-            body = answer.read_known(answer.length)
-        else:
-            pieces, size = [], 0
-            while piece := answer.read(_PIECE_BYTES):
-                pieces.append(piece)
-                size += len(piece)
-                if size > _MAX_BYTES:
-                    raise _too_big(target)
-            body = b"".join(pieces)
-    if answer.header("content-encoding") != "gzip":
-        return body
-    unpacker = zlib.decompressobj(wbits=31)
-    text = unpacker.decompress(body, _MAX_BYTES + 1)
-    if len(text) > _MAX_BYTES:
-        raise _too_big(target)
-    if not unpacker.eof:
-        raise zlib.error("cut off")
-    return text
+    if answer.length is not None:
+        if answer.length > _MAX_BYTES:
+            raise _too_big(target)
+        body = answer.read_known(answer.length)
+        if answer.has_more():
+            raise UnreachableError(f"{mask_address(target.url)}: expected as many bytes as the answer says, got more")
+    else:
+        body = _gathered(answer.pieces(), target, limits)
+    coding = (answer.header("content-encoding") or "identity").strip().lower()
+    if coding in ("gzip", "x-gzip"):
+        return _gathered(_unpacked(body), target, limits)
+    if answer.ends_with_connection and not body.endswith(b"\n") and body:
+        raise http.client.IncompleteRead(b"")  # nothing else says that it is whole
+    if coding != "identity":
+        raise UnreachableError(f"{mask_address(target.url)}: expected text, plain or gzip, got {coding[:20]!r}")
+    return body
+
+
+def _gathered(pieces: Iterable[bytes], target: TargetSettings, limits: Limits) -> bytes:
+    """Put pieces together; of bodies that turn out to be large only one at a time."""
+    known, size = [], 0
+    for piece in pieces:
+        known.append(piece)
+        size += len(piece)
+        if size > _MAX_BYTES:
+            raise _too_big(target)
+        if size > FREE_BYTES:
+            limits.lock()
+    return b"".join(known)
+
+
+def _unpacked(packed: bytes | bytearray) -> Iterator[bytes]:
+    """Unpack gzip, which may be several of them one behind the other, piece by piece."""
+    left: bytes | bytearray = packed
+    while left:
+        unpacker = zlib.decompressobj(wbits=31)
+        while left and not unpacker.eof:
+            yield unpacker.decompress(left, _PIECE_BYTES)
+            left = unpacker.unconsumed_tail
+        if not unpacker.eof:
+            raise zlib.error("cut off")
+        left = unpacker.unused_data
+
+
+def _require_text(body: bytes | bytearray, target: TargetSettings) -> None:
+    """Check that a body does not begin as what is no text of ours does.
+
+    Raises:
+        UnreachableError: it does.
+    """
+    for start, kind in _NO_TEXT.items():
+        if body.startswith(start):
+            raise UnreachableError(f"{mask_address(target.url)}: expected text in UTF-8, got {kind}")
 
 
 def _too_big(target: TargetSettings) -> UnreachableError:
@@ -234,7 +277,7 @@ def skew_seconds(date: str | None) -> float:
 def _seconds_of(date: str) -> float:
     try:
         return parsedate_to_datetime(date).timestamp()
-    except ValueError:
+    except (IndexError, OverflowError, TypeError, ValueError):  # dates of anybody's making
         return math.nan
 
 
@@ -242,5 +285,9 @@ def _reason(error: Exception, limits: Limits) -> str:
     if time.monotonic() >= limits.deadline or isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, ssl.SSLError):
+        if error.reason in _NO_TLS:
+            return "no TLS; is it http:// ?"
         return "a certificate that is not trusted, or none of ours that it trusts (ca_file, cert_file)"
-    return type(error).__name__
+    if type(error) is http.client.HTTPException and str(error):
+        return str(error)
+    return next((text for kind, text in _SAID.items() if isinstance(error, kind)), type(error).__name__)

@@ -3,27 +3,38 @@
 The library's client spends most of a small answer's time on its headers, which it reads as those of a mail, and on
 writing the same request again and again. Here the request is written once, by the library, and usual headers are read
 without it; whatever is unusual is the library's. Asking a target for 200 lines costs half of what it did.
+
+A number that was cut off is another number, so what says its own length twice, wrongly or not at all is not believed: a
+length that is no number, more bytes than it says, a chunk of another size.
 """
 
 from __future__ import annotations
 
 import http.client
 import io
+import re
+import select
 import socket
+import ssl
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 from urllib.parse import urlsplit
 
 import numpy as np
 
 # Bodies up to this size are read all at once; of larger ones only one at a time is in memory whole.
-_FREE_BYTES = 2**20
+FREE_BYTES = 2**20
 _HEAD_BYTES = 2**16  # read at once before the length of a body is known, and of a large one before its turn
 _HELD_SECONDS = 0.25  # who is not done by then, because its bytes do not come, lets the others go on
 _USUAL_START = (b"HTTP/1.1 200 ", b"HTTP/1.1 200\r\n")
 _UNUSUAL_HEADERS = frozenset(("transfer-encoding", "connection"))
+_LENGTH_DIGITS = 15  # Python refuses to read thousands of them
+_OVERHEAD_BYTES = 2**18  # of status and headers, or of what stands behind the last chunk
+_PIECE_BYTES = 2**20
+_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\n]*)?\r?\n")
+_CHUNK_LINE_BYTES = 2**12
 
 
 class Limits:
@@ -90,14 +101,20 @@ class Connection:
         """Send a GET without waiting; None where that cannot be, or where the last answer was no usual one."""
         if self._wire is None or not self.usual or not self._wire.is_plain:
             return None
-        if self._wire.send_now(self._request(url, dict(headers))):
+        if not self._wire.is_readable() and self._wire.send_now(self._request(url, dict(headers))):
             return Exchange(self._wire)
         self.close()
         self._wire = None
         return None
 
     def ask(self, url: str, headers: Mapping[str, str], limits: Limits) -> Answer:
-        """Send a GET and return the answer, its body still to be read."""
+        """Send a GET and return the answer, its body still to be read.
+
+        Raises:
+            ConnectionError: the other side has closed the connection since, or said what it was not asked.
+        """
+        if self._wire is not None and self._wire.is_readable():
+            raise ConnectionResetError
         if self._wire is None:
             self._http.timeout = limits.seconds_left()
             self._http.connect()
@@ -116,7 +133,11 @@ class Connection:
 
     def _answer(self, wire: _Wire) -> Answer:
         answer = Answer(wire)
-        answer.begin()
+        try:
+            answer.begin()
+        except BaseException:
+            answer.close()
+            raise
         self.usual = answer.is_usual
         return answer
 
@@ -157,13 +178,21 @@ class Answer(http.client.HTTPResponse):
         self._usual: dict[str, str] | None = None
 
     def begin(self) -> None:
-        """Read status and headers: usual ones here, all others by the library."""
+        """Read status and headers: usual ones here, all others by the library.
+
+        Raises:
+            HTTPException: they are no headers of an answer, or contradict each other.
+        """
+        self._wire.left = _OVERHEAD_BYTES
         head = self.fp.peek()
         end = head.find(b"\r\n\r\n")
         self._usual = _usual_headers(head[:end]) if end >= 0 else None
         if self._usual is None:
             super().begin()
+            self._wire.left = None
+            self._require_one_length()
             return
+        self._wire.left = None
         self.fp.read(end + 4)
         self.status = self.code = 200
         self.version, self.reason = 11, ""
@@ -175,15 +204,22 @@ class Answer(http.client.HTTPResponse):
         """Say whether it is a small one with usual headers, as it stands and over a connection that stays."""
         return self._usual is not None and _is_small(self._usual)
 
+    def _require_one_length(self) -> None:
+        coding = (self.headers.get("transfer-encoding") or "identity").strip().lower()
+        lengths = {text.strip(" \t") for text in self.headers.get_all("content-length") or ()}
+        numbers = all(text.isascii() and text.isdigit() and len(text) <= _LENGTH_DIGITS for text in lengths)
+        if coding not in ("chunked", "identity") or len(lengths) > 1 or not numbers:
+            raise http.client.HTTPException("a length that is none, or more than one")
+
     def header(self, name: str) -> str | None:
         """Return a header, by its name in small letters."""
         return self.getheader(name) if self._usual is None else self._usual.get(name)
 
     def read_known(self, length: int) -> bytearray:
-        """Return a body whose length is known; beyond `_FREE_BYTES` under the lock."""
-        body = bytearray(length if length <= _FREE_BYTES else _HEAD_BYTES)
+        """Return a body whose length is known; beyond `FREE_BYTES` under the lock."""
+        body = bytearray(length if length <= FREE_BYTES else _HEAD_BYTES)
         count = self._fill(memoryview(body))
-        if length > _FREE_BYTES and count == len(body):
+        if length > FREE_BYTES and count == len(body):
             self._wire.limits.lock()
             body, first = bytearray(length), body
             body[:count] = first
@@ -194,9 +230,56 @@ class Answer(http.client.HTTPResponse):
 
     def _fill(self, view: memoryview) -> int:
         count = 0
-        while count < len(view) and (more := self.readinto(view[count:])):
+        while count < len(view) and (more := self.fp.readinto(view[count:])):
             count += more
         return count
+
+    @property
+    def ends_with_connection(self) -> bool:
+        """Whether nothing but the end of the connection says where the body ends."""
+        return self.length is None and not self.chunked
+
+    def has_more(self) -> bool:
+        """Say whether more has come than the length says."""
+        self._wire.waits = False
+        try:
+            return bool(self.fp.peek())
+        finally:
+            self._wire.waits = True
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield a body whose length is not known, piece by piece.
+
+        Raises:
+            HTTPException: a chunk is of another size than it says.
+        """
+        if self.chunked:
+            yield from self._chunks()
+            return
+        while piece := self.fp.read(_PIECE_BYTES):
+            yield piece
+
+    def _chunks(self) -> Iterator[bytes]:
+        while left := self._chunk_size():
+            while left:
+                piece = self.fp.read(min(left, _PIECE_BYTES))
+                if not piece:
+                    raise http.client.IncompleteRead(b"", left)
+                left -= len(piece)
+                yield piece
+            if self.fp.readline(3) not in (b"\r\n", b"\n"):
+                raise http.client.HTTPException("a chunk of another size than it says")
+        self._wire.left = _OVERHEAD_BYTES
+        while line := self.fp.readline(_OVERHEAD_BYTES):
+            if line in (b"\r\n", b"\n"):
+                break
+        self._wire.left = None
+
+    def _chunk_size(self) -> int:
+        found = _CHUNK_SIZE.fullmatch(self.fp.readline(_CHUNK_LINE_BYTES))
+        if found is None:
+            raise http.client.IncompleteRead(b"")
+        return int(found[1], 16)
 
 
 def _usual_headers(head: bytes) -> dict[str, str] | None:
@@ -204,12 +287,14 @@ def _usual_headers(head: bytes) -> dict[str, str] | None:
     if not head.startswith(_USUAL_START):
         return None
     lines = head.decode("iso-8859-1").split("\r\n")[1:]
+    if not head.count(b"\r") == head.count(b"\n") == len(lines):
+        return None  # lines that end otherwise
     fields = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     length = fields.get("content-length", "")
     # A header that is folded, doubled or broken is the library's to judge.
     usual = (
         len(fields) == len(lines)
-        and (length.isascii() and length.isdigit())
+        and (length.isascii() and length.isdigit() and len(length) <= _LENGTH_DIGITS)
         and _UNUSUAL_HEADERS.isdisjoint(fields)
         and all(name and name == name.strip() for name in fields)
     )
@@ -217,7 +302,7 @@ def _usual_headers(head: bytes) -> dict[str, str] | None:
 
 
 def _is_small(headers: Mapping[str, str]) -> bool:
-    return int(headers["content-length"]) <= _FREE_BYTES and "content-encoding" not in headers
+    return int(headers["content-length"]) <= FREE_BYTES and "content-encoding" not in headers
 
 
 class Exchange:
@@ -259,6 +344,8 @@ class Exchange:
                     if not count:
                         break
                 if self.headers and self._count == len(self.body):
+                    if self._wire.is_readable():
+                        break  # the end, or more than the length says
                     return True
         except BlockingIOError:
             return False
@@ -292,11 +379,20 @@ class _Wire:
     """A socket that waits until the deadline and no longer; it stays open as long as an answer is read from it.
 
     Who has the lock and lets the others wait too long for its bytes gives it away.
+
+    Attributes:
+        limits: of the question that is answered.
+        left: bytes that may still come before it is too much; None: any number.
+        waits: for what is not there yet.
     """
 
     def __init__(self, sock: socket.socket, limits: Limits) -> None:
         self.limits = limits
+        self.left: int | None = None
+        self.waits = True
         self._sock = sock
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
         self._ahead = b""  # read, and not taken yet
         self._readers = 0
         self._closed = False
@@ -348,12 +444,36 @@ class _Wire:
         """Let the next reader begin with what was read."""
         self._ahead = data
 
-    def receive(self, buffer: Any) -> int:
-        """Receive what is there, at least a byte; 0 at the end."""
+    def is_readable(self) -> bool:
+        """Say whether there is something to read now, be it the end."""
+        # What TLS has unpacked already is not the socket's any more.
+        return bool(self._poll.poll(0)) or (isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0)
+
+    def receive(self, buffer: Any) -> int | None:
+        """Receive what is there, at least a byte; 0 at the end, None where nothing is and nobody waits."""
         if self._ahead:
             size = min(len(buffer), len(self._ahead))
             buffer[:size], self._ahead = self._ahead[:size], self._ahead[size:]
             return size
+        if not self.waits:
+            return self._receive_if_there(buffer)
+        count = self._receive(buffer)
+        if self.left is not None:
+            self.left -= count
+            if self.left < 0:
+                raise http.client.HTTPException("headers without end")
+        return count
+
+    def _receive_if_there(self, buffer: Any) -> int | None:
+        if not self.is_readable():
+            return None
+        self._sock.settimeout(0.0)
+        try:
+            return self._sock.recv_into(buffer)
+        except OSError:  # also of TLS, which has received something, and nothing of the answer
+            return None
+
+    def _receive(self, buffer: Any) -> int:
         if self.limits.locked_until is not None:
             left = self.limits.locked_until - time.monotonic()
             try:
@@ -386,7 +506,7 @@ class _Reader(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: Any) -> int | None:
         return self._wire.receive(buffer)
 
     def close(self) -> None:

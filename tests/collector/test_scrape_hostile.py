@@ -49,7 +49,7 @@ class Handler(BaseHTTPRequestHandler):
             while self._send(bytes(_MIB)):
                 pass
         else:
-            self._send(f"authorized {self.headers.get('Authorization')} é".encode())
+            self._send(f"authorized {self.headers.get('Authorization')} é\n".encode())
 
     def _send(self, data: bytes) -> bool:
         try:
@@ -96,9 +96,9 @@ def test_an_answer_that_is_too_big_is_not_read_to_its_end(url: str, kind: str, m
 
 
 def test_redirects_are_followed_and_the_token_stays_with_its_host(url: str) -> None:
-    assert fetched(f"{url}/plain") == "authorized Bearer t0ken é"
-    assert fetched(f"{url}/moved") == "authorized Bearer t0ken é"
-    assert fetched(f"{url}/away") == "authorized None é"
+    assert fetched(f"{url}/plain") == "authorized Bearer t0ken é\n"
+    assert fetched(f"{url}/moved") == "authorized Bearer t0ken é\n"
+    assert fetched(f"{url}/away") == "authorized None é\n"
 
 
 def test_redirects_in_a_circle_end(url: str) -> None:

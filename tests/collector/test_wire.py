@@ -55,13 +55,25 @@ class _Heard:
         return io.BufferedReader(io.BytesIO(self._data))
 
 
+def _begun(ours: Answer, theirs: http.client.HTTPResponse) -> bool:
+    """Begin an answer; say whether it could be: where the lengths contradict each other, the library takes any."""
+    lengths = {length.strip() for length in theirs.headers.get_all("content-length", [])}
+    if len(lengths) > 1 or not lengths <= {"1", "2"}:
+        with pytest.raises(http.client.HTTPException, match="a length that is none, or more than one"):
+            ours.begin()
+        return False
+    ours.begin()
+    return True
+
+
 @given(_STARTS, st.lists(_HEADERS, max_size=5), st.sampled_from([b"\r\n", b"\n"]))
 def test_an_answer_is_what_the_library_makes_of_it(start: bytes, headers: list[bytes], end: bytes) -> None:
     text = end.join([start, *headers, b"", b"2\r\nok\r\n0\r\n\r\n"])
     theirs = http.client.HTTPResponse(_Heard(text), method="GET")  # type: ignore[arg-type]
     ours = Answer(_Heard(text))  # type: ignore[arg-type]
     theirs.begin()
-    ours.begin()
+    if not _begun(ours, theirs):
+        return
     assert (ours.status, ours.length, ours.chunked, ours.will_close) == (
         theirs.status,
         theirs.length,
@@ -105,7 +117,8 @@ def test_what_is_read_as_it_comes_is_what_the_library_makes_of_it(
             assert bytes(exchange.body) == theirs.read()
             return
         ours = Answer(wire)
-        ours.begin()
+        if not _begun(ours, theirs):
+            return
         assert (ours.status, ours.length, ours.chunked) == (theirs.status, theirs.length, theirs.chunked)
         assert _read_to_end(ours) == _read_to_end(theirs)
 
