@@ -55,7 +55,7 @@ def describe(pair: PairMeasure, judgement: Judgement, start: datetime, interval_
 def slower(pair: PairMeasure) -> str:
     """Say who is slower by how much, with its interval, while who is busy."""
     victim, suspect = names(pair)
-    size = f"{pair.effect:.0%} slower ({pair.effect_lower:.0%} to {pair.effect_upper:.0%})"
+    size = f"{pair.effect:z.0%} slower ({pair.effect_lower:z.0%} to {pair.effect_upper:z.0%})"
     late = f"{_span(pair.lag_seconds)} after" if pair.lag_seconds > 0 else "while"
     return f"{victim} on {pair.gpu} is {size} {late} {suspect} is busy"
 

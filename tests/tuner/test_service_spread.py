@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import dask
+import pandas as pd
 import pytest
 from distributed import LocalCluster
 
@@ -55,7 +56,8 @@ def cluster_of(workers: int) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def scheduler() -> Iterator[str]:
-    with cluster_of(2) as address:
+    with cluster_of(2) as address, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spreading, "_SCHEDULER_SECONDS", 300.0)
         yield address
 
 
@@ -84,6 +86,7 @@ def test_findings_alone_are_spread_as_well(store: FrameStore, scheduler: str) ->
         find(
             store,
             window,
+            pd.DataFrame(),
             interval_seconds=60.0,
             settings=AnalyzeSettings(executor=executor),
             detectors=load_detectors(AnalyzeSettings(), ("idle",)),
