@@ -21,7 +21,7 @@ from collector.plugins import SourceContext
 from collector.protocols import Source, Store
 from collector.readings import Readings
 from collector.schedule import spread_seconds
-from collector.scrape import ScrapeSource
+from collector.scrape import ScrapeSource, Tally
 from collector.slots import target_key
 from collector.state_file import Dating, Resumable, StateFile
 
@@ -95,6 +95,8 @@ class Collector:
     ) -> None:
         self._sources = list(sources)
         self._names = _told_apart([source.describe().name for source in self._sources])
+        scraping = zip(self._names, self._sources, strict=True)
+        self._tallies = {name: source.tally for name, source in scraping if isinstance(source, ScrapeSource)}
         self._store = store
         self._clock = clock
         self._interval = interval_seconds
@@ -127,10 +129,10 @@ class Collector:
         finally:
             self.unwritten += not stored
             if self._metrics is not None:
-                for name, source in zip(self._names, self._sources, strict=True):
-                    if isinstance(source, ScrapeSource):
-                        self._metrics.source(name, source.tally)
-                self._metrics.failed(report.failures, blind=bool(report.blind))
+                for name, tally in self._tallies.items():
+                    self._metrics.source(name, tally)
+                self._metrics.failed(report.failures)
+                self._metrics.blind({of.cluster: of.cluster in report.blind for of in self._assemblers})
                 self._metrics.cycle(report if stored else None, time.perf_counter() - start)
         if self._sources and len(report.failures) == len(self._sources):
             raise UnreachableError("; ".join(report.failures.values()))
@@ -171,6 +173,8 @@ class Collector:
                 except (KeyError, TypeError, ValueError) as error:
                     self._fail(name, error, report)
             elif n in self._readings.gathering:
+                if not isinstance(self._sources[n], ScrapeSource):
+                    count_scrapes(self._tallies.setdefault(name, Tally()), result)
                 add_scrapes(gathered.setdefault(self._readings.gathering[n].assembler.context, {}), result)
         batches = []
         for context, assembler in self._assemblers.items():
@@ -258,6 +262,16 @@ def _told_apart(names: Sequence[str]) -> list[str]:
             one = f"{name} {number}"
         result.append(one)
     return result
+
+
+def count_scrapes(tally: Tally, scrapes: Sequence[Scrape]) -> None:
+    """Add what a source says of its targets that does not count by itself."""
+    tally.targets = len(scrapes)
+    for scrape in scrapes:
+        tally.failed += bool(scrape.error)
+        if not scrape.error and not scrape.resting:
+            tally.answered += 1
+            tally.samples += len(scrape.body.series) if scrape.body is not None else 0
 
 
 def add_scrapes(known: dict[str, Scrape], scrapes: Sequence[Scrape]) -> None:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
-from collector.errors import ConfigurationError
+from collector.clock import Clock
+from collector.errors import ConfigurationError, UnreachableError
+from collector.influx.progress import progress_of
+from collector.settings import StoreSettings
+from collector.store.info import store_size
 
 if TYPE_CHECKING:
     from collector.collect import CycleReport
     from collector.scrape import Tally
 
+_LOG = logging.getLogger(__name__)
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
@@ -35,7 +43,8 @@ class CollectorMetrics:
         self._events = Counter("trimtab_events", "Events stored.", ["code"], registry=all_of_it)
         self._rejects = Counter("trimtab_rejects", "Samples rejected.", ["reason"], registry=all_of_it)
         self._failures = Counter("trimtab_source_failures", "Failed polls of sources.", ["source"], registry=all_of_it)
-        self._blind = Gauge("trimtab_blind", "1 while nothing at all is seen of a cluster.", registry=all_of_it)
+        text = "1 while nothing at all is seen of a cluster."
+        self._blind = Gauge("trimtab_blind", text, ["cluster"], registry=all_of_it)
         by_outcome = ["source", "outcome"]
         self._scrapes = Counter("trimtab_scrapes", "Requests to exporters.", by_outcome, registry=all_of_it)
         self._samples = Counter("trimtab_scrape_samples", "Samples read.", ["source"], registry=all_of_it)
@@ -63,11 +72,19 @@ class CollectorMetrics:
         for reason, count in report.reject_reasons.items():
             self._rejects.labels(reason).inc(count)
 
-    def failed(self, failures: Mapping[str, str], *, blind: bool) -> None:
-        """Count sources that failed, and say whether nothing is seen at all."""
+    def failed(self, failures: Mapping[str, str]) -> None:
+        """Count sources that failed."""
         for source in failures:
             self._failures.labels(source).inc()
-        self._blind.set(blind)
+
+    def blind(self, clusters: Mapping[str, bool]) -> None:
+        """Say of each cluster whether nothing at all is seen of it."""
+        for cluster, blind in clusters.items():
+            self._blind.labels(cluster).set(blind)
+
+    def watch_store(self, settings: StoreSettings, shipper: str, clock: Clock) -> None:
+        """Serve what the store holds, and how far behind the shipper of this name is (empty: none)."""
+        self.registry.register(_StoreMetrics(settings, shipper, clock))
 
     def source(self, name: str, tally: Tally) -> None:
         """Add what a source did since the last call."""
@@ -83,6 +100,38 @@ class CollectorMetrics:
             observed.observe(seconds)
         self._skew.labels(name).set(tally.skew_seconds)
         self._targets.labels(name).set(tally.targets)
+
+
+class _StoreMetrics(Collector):
+    """The store's size and what waits to be shipped, read when they are asked for."""
+
+    def __init__(self, settings: StoreSettings, shipper: str, clock: Clock) -> None:
+        self._settings = settings
+        self._shipper = shipper
+        self._clock = clock
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: what is served is known without asking the store."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield what can be read; a store that cannot be read tells nothing."""
+        try:
+            size, lost = store_size(self._settings)
+            progress = progress_of(self._settings, self._shipper) if self._shipper else None
+        except UnreachableError as error:
+            _LOG.warning("metrics of the store: %s", error)
+            return
+        yield GaugeMetricFamily("trimtab_store_bytes", "Embedded store on disk: log and files.", size)
+        text = "Rows dropped for want of disk before they were shipped."
+        yield CounterMetricFamily("trimtab_store_lost_rows", text, lost)
+        if progress is None:
+            return
+        behind = progress.behind(self._clock.now()).total_seconds()
+        text = "Age of the oldest row that InfluxDB lacks; 0 where it lacks none."
+        yield GaugeMetricFamily("trimtab_influx_behind_seconds", text, behind)
+        text = "Rows, facts, events and rejects that InfluxDB lacks, at most."
+        yield GaugeMetricFamily("trimtab_influx_waiting", text, progress.pending)
 
 
 @contextmanager

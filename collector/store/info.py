@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
 from collector.clock import from_ms
 from collector.schema import MEASUREMENTS
@@ -77,6 +79,28 @@ def describe_store(settings: StoreSettings) -> StoreInfo:
     ]
     order = list(MEASUREMENTS)
     holdings.sort(key=lambda holding: (order.index(holding.measurement), holding.tier != "raw", holding.tier))
-    files = [path.stat() for path in folder.rglob("*") if path.is_file()]
-    size = sum({(file.st_dev, file.st_ino): file.st_size for file in files}.values())  # one file may have two names
+    size = _bytes(folder)
     return StoreInfo(tuple(holdings), counts[0], counts[1], counts[2], size, unshipped, int(meta.get("lost_rows", 0)))
+
+
+def store_size(settings: StoreSettings) -> tuple[int, int]:
+    """Return the bytes that a store takes on disk, and how many rows had to go before they were shipped.
+
+    Raises:
+        UnreachableError: there is no store, or it cannot be read.
+    """
+    folder = settings.path.resolve()
+    with closing(catalogue.connect(folder, read_only=True)) as db, catalogue.failures(folder, "read"):
+        lost = db.execute("SELECT value FROM meta WHERE name = 'lost_rows'").fetchone()
+    return _bytes(folder), int(lost[0]) if lost else 0
+
+
+def _bytes(folder: Path) -> int:
+    """Return the size of all files under a folder; one that goes meanwhile counts as none."""
+    sizes: dict[tuple[int, int], int] = {}  # one file may have two names
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            found = path.stat()
+            if stat.S_ISREG(found.st_mode):
+                sizes[found.st_dev, found.st_ino] = found.st_size
+    return sum(sizes.values())

@@ -91,6 +91,7 @@ def collect(
     Without --target, --prometheus or --nvml the [[source]] tables are read.
     """
     from collector.collect import Collector  # noqa: PLC0415  HTTP and Prometheus clients load slowly
+    from collector.influx.shipper import CURSOR  # noqa: PLC0415  likewise
     from collector.self_metrics import CollectorMetrics  # noqa: PLC0415  likewise
 
     one_heap_for_all_threads()
@@ -123,6 +124,7 @@ def collect(
         for source in sources:
             about = source.describe()
             note(f"{about.kind} {about.name}: {', '.join(about.targets) or 'no targets'}, every {seconds:g} s")
+        metrics.watch_store(context.settings.store, CURSOR if context.settings.influx.url else "", context.clock)
         with (
             serving(metrics, context.settings.cluster.metrics_listen),
             stopped_by_signals() as stop,

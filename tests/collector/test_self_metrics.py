@@ -6,6 +6,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,20 @@ import pytest
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
+from collector.assemble import Assembler, Scrape
 from collector.batch import Batch, Fact, Subject
 from collector.clock import VirtualClock
 from collector.collect import Collector
 from collector.errors import ConfigurationError, UnreachableError
+from collector.exposition import ExpositionParser
+from collector.gathering import GatheringSource
 from collector.plugins import SourceContext
 from collector.protocols import SourceDescription
 from collector.scrape import ScrapeSource
 from collector.self_metrics import CollectorMetrics, parse_listen, served
 from collector.settings import SourceSettings, StoreSettings, TargetSettings
 from collector.store import EmbeddedStore
+from collector.store.outbox import Outbox
 
 START = datetime(2026, 1, 5, tzinfo=UTC)
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "collector.json"
@@ -112,7 +117,7 @@ def test_metrics_are_served_on_loopback_and_count_what_was_done() -> None:
     assert got["trimtab_scrape_duration_seconds_count", "cards"] == 2
     assert got["trimtab_source_failures_total", "bad"] == 2
     assert got["trimtab_targets", "cards"] == 2
-    assert got["trimtab_blind",] == 0
+    assert got["trimtab_blind", "c"] == 0
     assert got["trimtab_last_cycle_timestamp_seconds",] == (START + timedelta(minutes=1)).timestamp()
 
 
@@ -145,10 +150,17 @@ def test_an_address_that_is_taken_or_none_is_refused() -> None:
     assert parse_listen("[::]:9464") == ("::", 9464)
 
 
-def test_every_query_of_the_dashboard_names_metrics_and_labels_that_exist() -> None:
+def test_every_query_of_the_dashboard_names_metrics_and_labels_that_exist(tmp_path: Path) -> None:
     metrics = CollectorMetrics()
     loop = collector([scrape({"sim://a": GOOD}), Plugin("bad", raising(ValueError("x")))], Store(), metrics)
     loop.run_once(START)
+    settings = StoreSettings(path=tmp_path / "store")
+    with closing(EmbeddedStore(settings)):
+        metrics.watch_store(settings, "influx", VirtualClock(START))
+        check_dashboard(metrics)
+
+
+def check_dashboard(metrics: CollectorMetrics) -> None:
     known: dict[str, set[str]] = {}
     for family in metrics.registry.collect():
         for sample in family.samples:
@@ -171,6 +183,56 @@ def test_every_query_of_the_dashboard_names_metrics_and_labels_that_exist() -> N
     assert len(set(ids)) == len(ids)
 
 
+class Roundabout(GatheringSource):
+    """Asks somebody else, as a Prometheus source does, and does not count by itself."""
+
+    def __init__(self) -> None:
+        self.assembler = Assembler(SourceContext(cluster="c"))
+
+    def gather(self, now: datetime) -> list[Scrape]:
+        return [
+            Scrape(TargetSettings(url="sim://a"), ExpositionParser().parse(GOOD)),
+            Scrape(TargetSettings(url="sim://b"), None, "Prometheus says that it is down"),
+            Scrape(TargetSettings(url="sim://c"), None, resting=True),
+        ]
+
+    def describe(self) -> SourceDescription:
+        return SourceDescription("prometheus", "roundabout", (), 60.0)
+
+
+def test_targets_behind_a_prometheus_are_counted_too() -> None:
+    metrics = CollectorMetrics()
+    loop = collector([Roundabout()], Store(), metrics)
+    loop.run_once(START)
+    loop.run_once(START + timedelta(minutes=1))
+    with served(metrics, "0") as address:
+        got = samples(requests.get(address, timeout=10).text)
+    assert got["trimtab_targets", "roundabout"] == 3
+    assert got["trimtab_scrapes_total", "answered", "roundabout"] == 2
+    assert got["trimtab_scrapes_total", "failed", "roundabout"] == 2
+    assert got["trimtab_scrape_samples_total", "roundabout"] == 6
+
+
+def test_the_store_and_what_waits_for_influxdb_are_told(tmp_path: Path) -> None:
+    settings = StoreSettings(path=tmp_path / "store")
+    metrics = CollectorMetrics()
+    clock = VirtualClock(START + timedelta(minutes=5))
+    metrics.watch_store(settings, "influx", clock)
+    with served(metrics, "0") as address:
+        assert "trimtab_store_bytes" not in requests.get(address, timeout=10).text  # there is no store yet
+        with closing(EmbeddedStore(settings)) as store, closing(Outbox(settings, "influx")) as outbox:
+            collector([scrape({"sim://a": GOOD})], store).run_once(START)
+            behind = samples(requests.get(address, timeout=10).text)
+            while (shipment := outbox.rows_after(outbox.cursor, 100)) is not None:
+                outbox.advance(shipment.through)
+            shipped = samples(requests.get(address, timeout=10).text)
+    assert behind["trimtab_influx_behind_seconds",] == 300.0
+    assert behind["trimtab_influx_waiting",] >= 1
+    assert behind["trimtab_store_bytes",] > 1000
+    assert behind["trimtab_store_lost_rows_total",] == 0
+    assert (shipped["trimtab_influx_behind_seconds",], shipped["trimtab_influx_waiting",]) == (0.0, 0.0)
+
+
 def test_a_collector_that_sees_nothing_says_so_once_and_says_when_it_sees_again() -> None:
     answers: dict[str, str] = {}
     store, metrics = Store(), CollectorMetrics()
@@ -182,7 +244,7 @@ def test_a_collector_that_sees_nothing_says_so_once_and_says_when_it_sees_again(
     assert (blind.subject, blind.severity) == (Subject("cluster", "c"), "critical")
     assert blind.message == "the collector sees nothing of c: of 2 targets none answered"
     with served(metrics, "0") as address:
-        assert samples(requests.get(address, timeout=10).text)["trimtab_blind",] == 1
+        assert samples(requests.get(address, timeout=10).text)["trimtab_blind", "c"] == 1
     answers["sim://a"] = GOOD
     loop.run_once(START + timedelta(minutes=2))
     assert store.codes()[3:] == ["target_up", "sees_again"]
