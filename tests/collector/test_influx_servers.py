@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 
@@ -31,7 +33,9 @@ from collector.store.files import export_rows, load_rows
 from collector.store.outbox import Outbox
 from collector.store.request import HOUR as HOUR_TIER
 from collector.store.request import make_request
-from tests.conftest import wanted
+from sample_data.cluster import SimulatedCluster
+from sample_data.cluster.presets import mixed
+from tests.conftest import ROOT, wanted
 from tests.servers import InfluxServer, VictoriaServer, influxdb1, influxdb2
 
 _NUMBERS = count()
@@ -169,6 +173,35 @@ def test_rows_are_exported_from_both_stores_at_once(store: InfluxStore, tmp_path
     store.ship()
     export_rows(store, tmp_path / "rows", window(0, 60), measurements=["slice"])
     assert load_rows([tmp_path / "rows"]).read("slice", window(0, 60))["busy_ratio"].tolist() == [0.5, 0.6]
+
+
+def test_every_query_of_the_grafana_dashboard_has_an_answer(
+    store: InfluxStore, client: InfluxClient, settings: InfluxSettings
+) -> None:
+    cluster = SimulatedCluster(mixed(1))
+    for _ in range(3):
+        cluster.step()
+        store.write(cluster.frames())
+    store.ship()
+    dashboard = json.loads((ROOT / "deploy" / "grafana" / "fleet.json").read_text(encoding="utf-8"))
+    (variable,) = (v["query"] for v in dashboard["templating"]["list"] if v["name"] == "cluster")
+    assert '["cluster","demo"]' in client.execute(variable, settings.bucket)
+    span = f"time > '{cluster.now - timedelta(hours=1):%Y-%m-%dT%H:%M:%SZ}' AND time < '2026-02-01T00:00:00Z'"
+    seen = {}
+    for panel in dashboard["panels"]:
+        for target in panel["targets"]:
+            query = (
+                target["query"].replace("$timeFilter", span).replace("$__interval", "1m").replace("$cluster", "demo")
+            )
+            assert re.search(r"\$\w", query) is None
+            (result,) = json.loads(client.execute(query, settings.bucket))["results"]
+            values = [row[1] for series in result.get("series", []) for row in series["values"]]
+            assert any(value is not None for value in values), panel["title"]
+            tags = {tag for series in result["series"] for tag in series.get("tags", {})}
+            assert set(re.findall(r"\$tag_(\w+)", target["alias"])) <= tags, panel["title"]
+            seen[panel["title"]] = values
+    assert seen["Cards seen"] == [16]
+    assert max(seen["Power"]) > 16 * 50.0
 
 
 def test_a_tier_without_its_place_waits_alone(settings: InfluxSettings, client: InfluxClient, tmp_path: Path) -> None:
