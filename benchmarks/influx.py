@@ -35,8 +35,7 @@ from collector.influx.answers import read_answer
 from collector.influx.client import InfluxClient
 from collector.influx.lines import LineEncoder
 from collector.influx.places import prepare
-from collector.influx.progress import progress_of
-from collector.influx.shipper import CURSOR
+from collector.influx.progress import CURSOR, progress_of
 from collector.influx.store import InfluxStore
 from collector.schema import SLICE
 from collector.settings import InfluxSettings, StoreSettings

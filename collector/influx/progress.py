@@ -12,6 +12,8 @@ from collector.settings import StoreSettings
 from collector.store import catalogue
 from collector.store.request import RAW
 
+CURSOR = "influx"  # the name of the shipper's cursor
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:

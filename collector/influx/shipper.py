@@ -34,7 +34,6 @@ from collector.store.outbox import DirtyHour, Outbox, Shipment
 from collector.store.request import HOUR, RAW, STEP_MS
 from collector.window import Window
 
-CURSOR = "influx"
 # Rows of an hour may come late by so much before its aggregates are made for the first time.
 HOUR_GRACE = timedelta(minutes=10)
 LOOK_SECONDS = 5.0

@@ -27,9 +27,9 @@ from collector.influx import places
 from collector.influx.client import Flavour, InfluxClient, TryLaterError
 from collector.influx.influxql import delete_predicates
 from collector.influx.merging import facts_together, together, told
-from collector.influx.progress import Progress, progress_of
+from collector.influx.progress import CURSOR, Progress, progress_of
 from collector.influx.reader import InfluxReader
-from collector.influx.shipper import CURSOR, Shipper
+from collector.influx.shipper import Shipper
 from collector.protocols import Store, Where
 from collector.schema import MEASUREMENTS
 from collector.settings import InfluxSettings, StoreSettings

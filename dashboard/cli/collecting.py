@@ -91,7 +91,7 @@ def collect(
     Without --target, --prometheus or --nvml the [[source]] tables are read.
     """
     from collector.collect import Collector  # noqa: PLC0415  HTTP and Prometheus clients load slowly
-    from collector.influx.shipper import CURSOR  # noqa: PLC0415  likewise
+    from collector.influx.progress import CURSOR  # noqa: PLC0415  likewise
     from collector.self_metrics import CollectorMetrics  # noqa: PLC0415  likewise
 
     one_heap_for_all_threads()

@@ -119,8 +119,7 @@ def _wrong(settings: InfluxSettings) -> list[str]:
 
 def ship(ctx: typer.Context, json: Json = False) -> None:
     """Send everything that waits to InfluxDB now, and the aggregates of all hours that are over."""
-    from collector.influx.progress import progress_of  # noqa: PLC0415
-    from collector.influx.shipper import CURSOR  # noqa: PLC0415
+    from collector.influx.progress import CURSOR, progress_of  # noqa: PLC0415
     from collector.influx.store import InfluxStore  # noqa: PLC0415
 
     settings = context_of(ctx).settings

@@ -39,8 +39,7 @@ def examine_influx(settings: Settings, now: datetime) -> Iterator[Check]:
 
 
 def _lag(settings: Settings, now: datetime) -> Iterator[Check]:
-    from collector.influx.progress import progress_of  # noqa: PLC0415
-    from collector.influx.shipper import CURSOR  # noqa: PLC0415
+    from collector.influx.progress import CURSOR, progress_of  # noqa: PLC0415
 
     try:
         progress = progress_of(settings.store, CURSOR)
@@ -61,8 +60,7 @@ def _lag(settings: Settings, now: datetime) -> Iterator[Check]:
 
 def _forgotten(settings: Settings) -> Iterator[Check]:
     """Say so where a cursor holds rows for an InfluxDB that is no longer configured."""
-    from collector.influx.progress import cursors  # noqa: PLC0415
-    from collector.influx.shipper import CURSOR  # noqa: PLC0415
+    from collector.influx.progress import CURSOR, cursors  # noqa: PLC0415
 
     try:
         held = CURSOR in cursors(settings.store)

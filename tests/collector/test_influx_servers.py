@@ -24,8 +24,9 @@ from collector.errors import ConfigurationError
 from collector.influx.client import Flavour, InfluxClient, QueryRefusedError
 from collector.influx.lines import LineEncoder
 from collector.influx.places import _buckets, check, kept_v2, make_token, places, prepare
+from collector.influx.progress import CURSOR
 from collector.influx.reader import InfluxReader
-from collector.influx.shipper import CURSOR, Shipper
+from collector.influx.shipper import Shipper
 from collector.influx.store import InfluxStore
 from collector.schema import SLICE
 from collector.settings import InfluxSettings, StoreSettings

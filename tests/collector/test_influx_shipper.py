@@ -17,8 +17,8 @@ from collector.clock import VirtualClock
 from collector.conformance import HOUR, START, at, slice_rows, window
 from collector.errors import ConfigurationError, UnreachableError
 from collector.influx.client import Flavour, InfluxClient, TryLaterError, is_loopback
-from collector.influx.progress import progress_of
-from collector.influx.shipper import CURSOR, Shipped, Shipper
+from collector.influx.progress import CURSOR, progress_of
+from collector.influx.shipper import Shipped, Shipper
 from collector.influx.store import InfluxStore, open_store
 from collector.settings import InfluxSettings, StoreSettings
 from collector.store import EmbeddedStore
