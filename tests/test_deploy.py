@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from collector.collect import CycleReport
 from collector.influx.client import read_token
+from collector.self_metrics import CollectorMetrics, served
 from dashboard.config import load_settings
 from tests.conftest import ROOT
 
@@ -59,6 +64,25 @@ def test_every_service_has_a_health_check(name: str) -> None:
     assert check["test"][0] == "CMD"  # no shell: not every image has one
     assert check["interval"]
     assert check["timeout"]
+
+
+def test_the_collector_is_healthy_while_cycles_are_stored() -> None:
+    command: list[str] = SERVICES["collect"]["healthcheck"]["test"]
+    listen = load_settings(DEPLOY / "trimtab.toml").settings.cluster.metrics_listen
+    metrics = CollectorMetrics()
+
+    def healthy() -> bool:
+        own = [part.replace(f"127.0.0.1:{listen.rpartition(':')[2]}", address) for part in command[2:]]
+        assert own != command[2:]
+        return subprocess.run([sys.executable, *own], capture_output=True, check=False).returncode == 0  # noqa: S603 - our own file
+
+    with served(metrics, "0") as url:
+        address = url.removeprefix("http://").removesuffix("/metrics")
+        assert not healthy()  # no cycle yet
+        metrics.cycle(CycleReport(datetime.now(UTC)), 0.1)
+        assert healthy()
+        metrics.cycle(CycleReport(datetime.now(UTC) - timedelta(minutes=6)), 0.1)
+        assert not healthy()
 
 
 @every_service
