@@ -15,10 +15,10 @@ from pathlib import Path
 from urllib.parse import urljoin, urlsplit
 
 from collector.errors import ConfigurationError, UnreachableError
-from collector.http import MAX_REDIRECTS, REDIRECTS, leads_away, login_of, without_login
+from collector.login import MAX_REDIRECTS, REDIRECTS, leads_away, login_of, without_login
 from collector.masking import mask_address
 from collector.settings import Credentials, SourceSettings, TargetSettings
-from collector.wire import FREE_BYTES, Answer, Connection, Exchange, Limits
+from collector.wire import FREE_BYTES, Answer, Body, Connection, Exchange, Limits
 
 _MAX_BYTES = 256 * 2**20
 _PIECE_BYTES = 2**20
@@ -53,7 +53,7 @@ class HttpFetch:
     def __call__(self, target: TargetSettings) -> str:
         """Return the body as text."""
         with Limits(target.timeout_seconds or self._settings.timeout_seconds, threading.Lock()) as limits:
-            return self.ask(target, limits)[0].decode("utf-8", errors="replace")
+            return str(self.ask(target, limits)[0], "utf-8", errors="replace")
 
     def begin(self, target: TargetSettings) -> Exchange | None:
         """Send a question over the kept connection and do not wait; None where `ask` has to be called."""
@@ -65,7 +65,7 @@ class HttpFetch:
         except (ConfigurationError, OSError, ValueError):
             return None  # who asks again says what is wrong
 
-    def ask(self, target: TargetSettings, limits: Limits, *, begun: bool = False) -> tuple[bytes | bytearray, float]:
+    def ask(self, target: TargetSettings, limits: Limits, *, begun: bool = False) -> tuple[Body, float]:
         """Return the body, and by how many seconds the exporter's clock is ahead of ours (NaN: not said).
 
         HTTP's Date has whole seconds, so a clock that is right may seem half a second off.
@@ -102,7 +102,7 @@ class HttpFetch:
         for url in list(self._connections):
             self.forget(url)
 
-    def _body(self, target: TargetSettings, limits: Limits, *, begun: bool) -> tuple[bytes | bytearray, float]:
+    def _body(self, target: TargetSettings, limits: Limits, *, begun: bool) -> tuple[Body, float]:
         """Get an answer, over a few redirects; another host does not get the credentials."""
         credentials: Credentials | None = target.auth or self._settings
         url, headers = _question(target, self._settings)
@@ -204,9 +204,9 @@ def _tls(ca_file: Path | None, cert_file: Path | None, key_file: Path | None) ->
     return context
 
 
-def _read(answer: Answer, target: TargetSettings, limits: Limits) -> bytes | bytearray:
+def _read(answer: Answer, target: TargetSettings, limits: Limits) -> Body:
     """Read a body; neither a trickle nor a flood (also one that was packed) is waited for."""
-    body: bytes | bytearray
+    body: Body
     if answer.length is not None:
         if answer.length > _MAX_BYTES:
             raise _too_big(target)
@@ -218,7 +218,7 @@ def _read(answer: Answer, target: TargetSettings, limits: Limits) -> bytes | byt
     coding = (answer.header("content-encoding") or "identity").strip().lower()
     if coding in ("gzip", "x-gzip"):
         return _gathered(_unpacked(body), target, limits)
-    if answer.ends_with_connection and not body.endswith(b"\n") and body:
+    if answer.ends_with_connection and body and body[-1:] != b"\n":
         raise http.client.IncompleteRead(b"")  # nothing else says that it is whole
     if coding != "identity":
         raise UnreachableError(f"{mask_address(target.url)}: expected text, plain or gzip, got {coding[:20]!r}")
@@ -238,9 +238,9 @@ def _gathered(pieces: Iterable[bytes], target: TargetSettings, limits: Limits) -
     return b"".join(known)
 
 
-def _unpacked(packed: bytes | bytearray) -> Iterator[bytes]:
+def _unpacked(packed: Body) -> Iterator[bytes]:
     """Unpack gzip, which may be several of them one behind the other, piece by piece."""
-    left: bytes | bytearray = packed
+    left: Body = packed
     while left:
         unpacker = zlib.decompressobj(wbits=31)
         while left and not unpacker.eof:
@@ -251,14 +251,14 @@ def _unpacked(packed: bytes | bytearray) -> Iterator[bytes]:
         left = unpacker.unused_data
 
 
-def _require_text(body: bytes | bytearray, target: TargetSettings) -> None:
+def _require_text(body: Body, target: TargetSettings) -> None:
     """Check that a body does not begin as what is no text of ours does.
 
     Raises:
         UnreachableError: it does.
     """
     for start, kind in _NO_TEXT.items():
-        if body.startswith(start):
+        if body[: len(start)] == start:
             raise UnreachableError(f"{mask_address(target.url)}: expected text in UTF-8, got {kind}")
 
 

@@ -1,23 +1,18 @@
 """HTTP with limits, for every source: an answer comes whole, in time and below a size, or not at all.
 
 A socket's own time-out counts each byte, so that a server that trickles or never ends would hold a collector for ever;
-here one deadline holds for connecting, headers, body and redirects together. Who logs in how is decided here as well:
-a bearer token, a user with a password, a client certificate. None of them follows a redirect to another host, and none
-of them stands in an error.
+here one deadline holds for connecting, headers, body and redirects together. Neither a log-in nor a client certificate
+follows a redirect to another host, and none of them stands in an error.
 """
 
 from __future__ import annotations
 
-import base64
-import re
 import socket
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import urljoin
 
 import requests
 from urllib3 import HTTPConnectionPool, HTTPResponse, HTTPSConnectionPool
@@ -25,20 +20,12 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from collector.errors import ConfigurationError, UnreachableError
+from collector.login import MAX_REDIRECTS, REDIRECTS, leads_away, login_of, read_text, without_login
 from collector.masking import mask_address
-from collector.settings import Credentials, SourceSettings
+from collector.settings import SourceSettings
 
 CONNECTIONS = 16
 _PIECE_BYTES = 2**16
-MAX_REDIRECTS = 5
-REDIRECTS = (301, 302, 303, 307, 308)
-_TOKEN = re.compile(r"[\x21-\x7e]+")
-
-
-def leads_away(before: str, after: str) -> bool:
-    """Say whether a redirect leads to another server, or to another way of speaking: it takes no credentials along."""
-    one, other = urlsplit(before), urlsplit(after)
-    return (one.scheme, one.hostname, one.port) != (other.scheme, other.hostname, other.port)
 
 
 class TooLargeError(requests.RequestException):
@@ -66,7 +53,7 @@ class HttpSession(requests.Session):
         self.mount("https://", self.adapter)
         for path in (settings.ca_file, settings.cert_file, settings.key_file):
             if path is not None:
-                _read(path)
+                read_text(path)
         if settings.ca_file is not None:
             self.verify = str(settings.ca_file)
         self._certificate = _certificate(settings)
@@ -157,57 +144,10 @@ def reason_of(error: Exception) -> str:
     return type(error).__name__
 
 
-def login_of(credentials: Credentials) -> Callable[[], str]:
-    """Return what gives the header; files are read anew each time, since what they hold changes.
-
-    Raises:
-        ConfigurationError: when what is returned is called: a file cannot be read, or a token is none.
-    """
-    token, token_file = credentials.bearer_token, credentials.bearer_token_file
-    password, password_file = credentials.password, credentials.password_file
-    if token_file is not None:
-        return lambda: _bearer(_read(token_file).strip(), str(token_file))
-    if token is not None:
-        return lambda: _bearer(token.get_secret_value(), "bearer_token")
-    if credentials.username:
-        if password_file is not None:
-            return lambda: _basic(credentials.username, _read(password_file).rstrip("\r\n"))
-        return lambda: _basic(credentials.username, password.get_secret_value() if password else "")
-    return lambda: ""
-
-
-def _bearer(token: str, place: str) -> str:
-    if not _TOKEN.fullmatch(token):
-        raise ConfigurationError(f"{place}: expected a token of visible ASCII characters, got something else")
-    return f"Bearer {token}"
-
-
-def _basic(user: str, password: str) -> str:
-    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "no text"
-        raise ConfigurationError(f"{path}: expected a file that can be read, got: {reason}") from error
-
-
 def _certificate(settings: SourceSettings) -> str | tuple[str, str] | None:
     if settings.cert_file is None:
         return None
     return str(settings.cert_file) if settings.key_file is None else (str(settings.cert_file), str(settings.key_file))
-
-
-def without_login(url: str) -> tuple[str, str]:
-    """Return an address without `user:password@`, and the header that stands for those (empty: there were none)."""
-    parts = urlsplit(url)
-    login, at, host = parts.netloc.rpartition("@")
-    if not at:
-        return url, ""
-    user, _, password = login.partition(":")
-    return parts._replace(netloc=host).geturl(), _basic(unquote(user), unquote(password))
 
 
 class _CutHeaders(HTTPConnection):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import http.client
 import io
+import mmap
 import re
 import select
 import socket
@@ -23,6 +24,8 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 import numpy as np
+
+Body = bytes | bytearray | memoryview
 
 # Bodies up to this size are read all at once; of larger ones only one at a time is in memory whole.
 FREE_BYTES = 2**20
@@ -215,15 +218,17 @@ class Answer(http.client.HTTPResponse):
         """Return a header, by its name in small letters."""
         return self.getheader(name) if self._usual is None else self._usual.get(name)
 
-    def read_known(self, length: int) -> bytearray:
+    def read_known(self, length: int) -> Body:
         """Return a body whose length is known; beyond `FREE_BYTES` under the lock."""
-        body = bytearray(length if length <= FREE_BYTES else _HEAD_BYTES)
+        body: Body = bytearray(length if length <= FREE_BYTES else _HEAD_BYTES)
         count = self._fill(memoryview(body))
         if length > FREE_BYTES and count == len(body):
             self._wire.limits.lock()
-            body, first = bytearray(length), body
+            # Pages of its own, taken as they are written and given back as soon as it is read: from the heap, which
+            # others use meanwhile, a body leaves a hole that the next one may not fit into.
+            body, first = memoryview(mmap.mmap(-1, length)), body
             body[:count] = first
-            count += self._fill(memoryview(body)[count:])
+            count += self._fill(body[count:])
         if count < length:
             raise http.client.IncompleteRead(b"", length - count)
         return body

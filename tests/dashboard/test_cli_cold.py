@@ -22,6 +22,7 @@ HEAVY = (
     "pandas",
     "prometheus_api_client",
     "pyarrow",
+    "requests",
     "scipy",
     "sklearn",
     "streamlit",
