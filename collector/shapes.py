@@ -33,6 +33,7 @@ _LONGEST_VALUE = 32  # bytes on average; a text with longer ones is read line by
 # Above, the text of a shape is kept packed: a tenth of the memory, for a tenth of the time that a body takes.
 _HUGE_BYTES = 1_000_000
 _LZ4 = pa.Codec("lz4_raw")
+_TO_NUMBERS = pc.CastOptions.safe(pa.float64())
 
 
 class Shape(Protocol):
@@ -147,7 +148,8 @@ class _Piece:
     starts: of each sample, the bytes of its line before the value.
     most: bytes that the piece has at most in any text.
     offsets: where the text is cut: between, value, between, ..., value, between.
-    text: all of it; packed where `packed`.
+    pieces: the text, so cut; None where it is kept packed.
+    packed: the text, packed; empty where it is not.
     numbers: the values.
     """
 
@@ -156,8 +158,8 @@ class _Piece:
     starts: Ints
     most: int
     offsets: NDArray[np.int32]
-    text: bytes
-    packed: bool
+    pieces: pa.StringArray | None
+    packed: bytes
     numbers: Floats
 
     def read(self, raw: bytes | bytearray | memoryview, start: int) -> tuple[int, Floats] | None:
@@ -167,7 +169,7 @@ class _Piece:
         if offsets is None:
             return None
         cuts = _pieces(offsets, view)
-        same = bools_of(pc.equal(cuts, _pieces(self.offsets, self._unpacked())))
+        same = bools_of(pc.call_function("equal", [cuts, self._unpacked()]))
         if not same[::2].all():
             return None
         changed = np.flatnonzero(~same[1::2])
@@ -176,18 +178,20 @@ class _Piece:
             return None  # Arrow has its own mind about `nan` and `inf`
         numbers = self.numbers.copy()
         try:
-            numbers[changed] = numbers_of(pc.cast(texts, pa.float64()))
+            numbers[changed] = numbers_of(pc.call_function("cast", [texts], _TO_NUMBERS))
         except pa.ArrowInvalid:
             return None
         return int(offsets[-1]), numbers
 
     def texts(self) -> list[str]:
         """Return of each sample its line up to the value."""
-        text, ends = self._unpacked().to_pybytes().decode("ascii"), self.offsets[1:-1:2].astype(np.int64)
+        text, ends = self._unpacked().buffers()[2].to_pybytes().decode("ascii"), self.offsets[1:-1:2].astype(np.int64)
         return [text[a:b] for a, b in zip((ends - self.starts).tolist(), ends.tolist(), strict=True)]
 
-    def _unpacked(self) -> pa.Buffer:
-        return _LZ4.decompress(self.text, int(self.offsets[-1])) if self.packed else pa.py_buffer(self.text)
+    def _unpacked(self) -> pa.StringArray:
+        if self.pieces is not None:
+            return self.pieces
+        return _pieces(self.offsets, _LZ4.decompress(self.packed, int(self.offsets[-1])))
 
 
 def _bytes_shape(
@@ -206,15 +210,15 @@ def _bytes_shape(
             raise AssertionError("a text has its own shape")
         end = begin + int(offsets[-1])
         most = int(np.diff(offsets)[::2].sum()) + _LONGEST_VALUE * len(lines)
-        packed = len(raw) > _HUGE_BYTES
-        text = _LZ4.compress(raw[begin:end], asbytes=True) if packed else raw[begin:end]
+        huge, text = len(raw) > _HUGE_BYTES, raw[begin:end]
+        cut, packed = (None, _LZ4.compress(text, asbytes=True)) if huge else (_pieces(offsets, text), b"")
         own = numbers[told : told + len(lines)]
-        pieces.append(_Piece(count, lines, mine, most, offsets, text, packed, own))
+        pieces.append(_Piece(count, lines, mine, most, offsets, cut, packed, own))
         begin, told = end, told + len(lines)
     return BytesShape(pieces, metadata)
 
 
-def _pieces(offsets: NDArray[np.int32], text: memoryview | pa.Buffer) -> pa.StringArray:
+def _pieces(offsets: NDArray[np.int32], text: memoryview | bytes | pa.Buffer) -> pa.StringArray:
     return pa.StringArray.from_buffers(len(offsets) - 1, pa.py_buffer(offsets), pa.py_buffer(text))
 
 

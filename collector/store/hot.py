@@ -22,6 +22,7 @@ _DECLARED = {name: {f.name: f for f in spec.arrow_schema()} for name, spec in ME
 _WRITE = pa.ipc.IpcWriteOptions(use_threads=False)
 _BETWEEN = text_column(["\x1f"])[0]
 _READ = pa.ipc.IpcReadOptions(use_threads=False)
+_LZ4 = pa.Codec("lz4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +158,10 @@ def count_distinct(spec: Measurement, table: pa.Table) -> int:
 def encode(table: pa.Table) -> bytes:
     """Return the rows as an Arrow IPC stream in one LZ4 frame (the schema is most of a small blob)."""
     sink = pa.BufferOutputStream()
-    with (
-        pa.CompressedOutputStream(sink, "lz4") as frame,
-        pa.ipc.new_stream(frame, table.schema, options=_WRITE) as writer,
-    ):
+    with pa.ipc.new_stream(sink, table.schema, options=_WRITE) as writer:
         writer.write_table(table)
-    return bytes(sink.getvalue())
+    payload: bytes = _LZ4.compress(sink.getvalue(), asbytes=True)
+    return payload
 
 
 def decode(payload: bytes) -> pa.Table:
