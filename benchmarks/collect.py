@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 import requests
 
@@ -26,6 +27,9 @@ from tests.servers import Process, PrometheusServer, ServerMissing, await_true, 
 _ROOT = Path(__file__).parents[1]
 _VERSIONS = ("2.42", "3.16")
 _WARM_UP_ANSWERS = 5  # of each target: two until its lines are known, and some that are as all later ones
+
+
+_BLOCKS = 3  # written one after the other: what is collected of garbage meanwhile differs
 
 
 @dataclass(frozen=True)
@@ -72,10 +76,11 @@ def run() -> list[Figure]:
 def _case(case: _Case, urls: list[str], folder: Path) -> list[Figure]:
     peers: dict[str, _Cost] = {}
     for version in _VERSIONS:
+        begun = _count(urls)
         try:
             with prometheus(folder, version, urls, case.interval) as server:
                 cost = _measure(case, server.process, urls)
-                peers[version] = replace(cost, later_seconds=_blocks(case, server, urls, cost))
+                peers[version] = replace(cost, later_seconds=_blocks(case, server, urls, cost, begun))
         except ServerMissing as missing:
             print(f"Prometheus {version} is left out: {missing}", file=sys.stderr)
     with _collector(case, urls, folder) as process:
@@ -139,18 +144,28 @@ def _measure(case: _Case, process: Process, urls: list[str]) -> _Cost:
     return _Cost(cpu / (answers * case.lines) * 1e6, process.peak_bytes())
 
 
-def _blocks(case: _Case, server: PrometheusServer, urls: list[str], cost: _Cost) -> float:
-    """Return CPU seconds per million samples of writing blocks: two are written now, of fewer and of more samples."""
+def _blocks(case: _Case, server: PrometheusServer, urls: list[str], cost: _Cost, begun: int) -> float:
+    """Return CPU seconds per million samples of writing blocks: some are written now, of fewer and of more samples.
+
+    Args:
+        case: what is scraped.
+        server: who scrapes.
+        urls: the endpoints.
+        cost: of scraping, which goes on meanwhile.
+        begun: answers that were given before the server began.
+    """
     spent, samples = [], []
-    begun = _count(urls)
-    for _ in range(2):
-        before = _count(urls)
-        seconds = block_seconds(server)
-        after = _count(urls)
-        spent.append(seconds - (after - before) * case.lines * cost.cpu_seconds / 1e6)
-        samples.append((after - begun) * case.lines + 0.0)
-        if not samples[1:]:
+    for turn in range(2):
+        if turn:
             time.sleep(case.seconds / 2)
+        found = []
+        for _ in range(_BLOCKS):
+            before = _count(urls)
+            seconds = block_seconds(server)
+            after = _count(urls)
+            found.append(seconds - (after - before) * case.lines * cost.cpu_seconds / 1e6)
+        spent.append(median(found))
+        samples.append(float((after - begun) * case.lines))
     return in_service((spent[0], spent[1]), (samples[0], samples[1]), case.targets * case.lines)
 
 
