@@ -278,7 +278,9 @@ class Tuner:
     def _prune(self, now: datetime) -> None:
         """Let old plans go that led to nothing, once a day."""
         if self._pruned_at is None or now - self._pruned_at >= _PRUNE_EVERY:
-            before = now - timedelta(days=self._parts.state_settings.plan_days)
+            kept = timedelta(days=self._parts.state_settings.plan_days)
+            asked = timedelta(seconds=self._parts.settings.approval_seconds)  # what waits for an answer stays
+            before = now - max(kept, asked)
             prune_plans(self._parts.state, before, at=now, actor=self._parts.holder)
             self._pruned_at = now
 
