@@ -15,6 +15,7 @@ from collector.kube import KubeState, Pod, mig_profile
 from collector.queues import gpu_request
 from collector.schedulers.objects import Json, items, table, text
 from collector.schedulers.pods import add_node, read_pod
+from collector.whole import whole, whole_of
 
 _MIB = 2.0**20
 _MOST_CARDS = 1024  # of a node: more is a mistake
@@ -68,10 +69,10 @@ def read_kubernetes(objects: Sequence[Any], name: str) -> Snapshot:
 
 def _node(state: KubeState, name: str, pods: Sequence[Pod], devices: int) -> SnapshotNode | str:
     labels, resources = state.node_labels.get(name, {}), state.allocatable[name]
-    profiles = Counter({mig_profile(r): int(n) for r, n in resources.items() if mig_profile(r) and n > 0})
+    profiles = Counter({mig_profile(r): whole_of(n) for r, n in resources.items() if mig_profile(r) and n > 0})
     counted = float(devices) if devices else state.cards_of(name)
     count = labels.get("label_nvidia_com_gpu_count", "")
-    cards = int(count) if count.isdecimal() else (0 if math.isnan(counted) else int(counted))
+    cards = whole(count) if count.isdecimal() else whole_of(counted)
     if profiles and not cards:
         cards = 1 if sum(profiles.values()) <= 7 else 0
     if cards < 1:
@@ -82,8 +83,8 @@ def _node(state: KubeState, name: str, pods: Sequence[Pod], devices: int) -> Sna
     memory = labels.get(_MEMORY, "")
     held: Counter[str] = Counter()
     for pod in pods:
-        held.update({mig_profile(r): int(n) for r, n in pod.requests.items() if mig_profile(r) and n > 0})
-    whole = int(resources.get("nvidia_com_gpu", 0.0) / _replicas(labels)) if profiles else cards
+        held.update({mig_profile(r): whole_of(n) for r, n in pod.requests.items() if mig_profile(r) and n > 0})
+    unshared = int(resources.get("nvidia_com_gpu", 0.0) / _replicas(labels)) if profiles else cards
     return SnapshotNode(
         name=name,
         cards=cards,
@@ -91,7 +92,7 @@ def _node(state: KubeState, name: str, pods: Sequence[Pod], devices: int) -> Sna
         pool=state.pool_of(name) or "default",
         cpu_cores=resources.get("cpu", math.inf),
         memory_bytes=float(memory) * _MIB if memory.isdecimal() else math.nan,
-        cut=_cut(profiles, held, max(cards - whole, 1)) if profiles else (),
+        cut=_cut(profiles, held, max(cards - unshared, 1)) if profiles else (),
     )
 
 
@@ -143,7 +144,7 @@ def _pod(item: Json, pod: Pod, state: KubeState, devices: Sequence[str], memory_
 
 def _replicas(labels: Mapping[str, str]) -> int:
     said = labels.get(_REPLICAS, "")
-    return max(int(said), 1) if said.isdecimal() else 1
+    return max(whole(said), 1)
 
 
 def _types(item: Json) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-_XID = re.compile(r"xid(?:\s*\(PCI[^)]*\))?\D{0,3}(\d+)", re.IGNORECASE)
+_XID = re.compile(r"xid(?:\s*\(PCI[^)]*\))?\D{0,3}(\d{1,9})(?!\d)", re.IGNORECASE)
 # Actions after which a card does no work, or wrong work, until somebody did something.
 _TAKE_OUT = frozenset({"reset_gpu", "memory_error", "reboot_node", "check_power"})
 

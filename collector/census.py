@@ -15,6 +15,7 @@ from collector.batch import Severity, Subject
 from collector.masking import mask_address
 from collector.report import Report
 from collector.slots import Sighting
+from collector.whole import whole_of
 
 # Other than for one moment, such as while an exporter is restarted.
 _DOUBLED_POLLS = 3
@@ -153,7 +154,7 @@ class CardCensus:
         missing: dict[str, tuple[int, str]] = {}
         for who, nodes in counted.items():
             for node, count in matched(nodes, known).items():
-                more = int(count) - known.get(node, 0)
+                more = whole_of(count) - known.get(node, 0)
                 if more > missing.get(node, (0, ""))[0]:
                     text = f"{who} counts {count:.0f} cards, exporters show {known.get(node, 0)}"
                     missing[node] = more, text

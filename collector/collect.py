@@ -153,6 +153,9 @@ class Collector:
                 report = self.run_once(now)
             except (UnreachableError, InputRejectedError) as error:
                 _LOG.warning("cycle at %s: %s", now.isoformat(), error)
+            except Exception as error:  # noqa: BLE001  whatever one cycle ends with, the next one comes
+                _LOG.error("cycle at %s: unexpected %s; its rows are lost", now.isoformat(), type(error).__name__)
+                _LOG.debug("cycle at %s", now.isoformat(), exc_info=error)
             else:
                 _LOG.info("cycle at %s: %d rows, %d rejects", now.isoformat(), report.rows, report.rejects)
             cycles += 1

@@ -11,7 +11,7 @@ from importlib.resources import files
 
 _MIB = 2**20
 _VENDOR = re.compile(r"^(?:nvidia[ -]+)*(?:tesla |quadro |geforce |graphics device )?", re.IGNORECASE)
-_PROFILE = re.compile(r"^(?:\d+c\.)?((\d+)g\.(\d+)gb)", re.IGNORECASE)
+_PROFILE = re.compile(r"^(?:\d+c\.)?((\d{1,3})g\.(\d{1,6})gb)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)

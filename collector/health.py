@@ -19,6 +19,7 @@ from collector.report import Report
 from collector.settings import TargetSettings
 from collector.slots import Card, XidReading, target_key
 from collector.targets import Arrangement
+from collector.whole import whole
 
 Floats = NDArray[np.float64]
 
@@ -237,10 +238,10 @@ class XidWatch:
                 code, times = int(value), 1
                 happened = code != 0 and value != before
             elif reading.nature == "xid_new":
-                code, times = int(reading.code) if reading.code.isdecimal() else 0, int(value)
+                code, times = whole(reading.code), int(value)
                 happened = code != 0 and times > 0
             else:
-                code = int(reading.code) if reading.code.isdecimal() else 0
+                code = whole(reading.code)
                 times = int(value - (before or 0.0)) if before is not None or reading.nature == "xid_window" else 0
                 happened = code != 0 and times > 0
             if happened:

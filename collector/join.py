@@ -16,6 +16,7 @@ from collector.layout import NOWHERE
 from collector.plugins import SourceContext
 from collector.schema import NOBODY, UNKNOWN
 from collector.slots import Card, Holder, ServerChannels
+from collector.whole import whole
 
 # Schedulers of fractions hold the card with a pod of their own; who uses it stays unknown.
 _RESERVATIONS = ("runai-reservation",)
@@ -242,7 +243,7 @@ def _shares(
         key = (holder.process,) if holder.process else names
         share = found.get(key)
         if share is None:
-            place = int(holder.place) if holder.place.isdecimal() else places.get((*names, card.uuid), 0)
+            place = whole(holder.place, places.get((*names, card.uuid), 0))
             name = holder.process or f"{holder.namespace or UNKNOWN}/{holder.pod}/{container}/{place}"
             share = found[key] = SliceRow(card, name, kind, UNKNOWN, UNKNOWN, place=place)
             _give(share, holder, claims)
@@ -301,7 +302,7 @@ def _places(cards: Sequence[Card], by_card: Mapping[str, Sequence[Holder]]) -> d
 
 
 def _number(text: str) -> int:
-    return int(text) if text.isdecimal() else 10**6
+    return whole(text, 10**6)
 
 
 def _seat_servers(slices: Sequence[SliceRow], servers: Sequence[ServerChannels]) -> list[ServerChannels]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from collector.exposition import Series
+from collector.whole import whole
 
 # Kubernetes makes names from an alphabet without vowels; a random ending without a digit could be a word.
 _SAFE = "[bcdfghjklmnpqrstvwxz2456789]"
@@ -15,7 +16,7 @@ _DEPLOYMENT_POD = re.compile(rf"^(.+)-(?:{_SAFE}{{8,10}}|[a-f0-9]{{8,10}})-{_SAF
 _REPLICA_SET = re.compile(rf"^(.+)-(?=\S*\d)(?:{_SAFE}{{8,10}}|[a-f0-9]{{8,10}})$")
 _RANDOM = re.compile(rf"^(.+)-(?=[a-z]*\d){_SAFE}{{5}}$")
 _ORDINAL = re.compile(r"^(.+)-(\d+)$")
-_MIG_RESOURCE = re.compile(r"^nvidia_com_mig_(\d+)g_(\d+)gb(?:_.*)?$")
+_MIG_RESOURCE = re.compile(r"^nvidia_com_mig_(\d{1,6})g_(\d{1,6})gb(?:_.*)?$")
 _CARD_RESOURCES = frozenset(("nvidia_com_gpu", "nvidia_com_gpu_shared", "amd_com_gpu", "volcano_sh_vgpu_number"))
 _WHOLE_RESOURCES = ("nvidia_com_gpu", "nvidia_com_gpu_shared", "amd_com_gpu")
 _WORKLOAD_LABELS = ("label_app_kubernetes_io_name", "label_app", "label_trimtab_workload")
@@ -112,7 +113,7 @@ class KubeState:
     def replicas_of(self, node: str) -> int:
         """Return of how many units the device plug-in makes each card under MPS or time slicing; 0: not told."""
         told = self.node_labels.get(node, {}).get(_REPLICAS, "")
-        return int(told) if told.isdecimal() else 0
+        return whole(told)
 
     def pool_of(self, node: str) -> str:
         """Return the pool that a node is in, by the label of the usual clouds; an empty text without one."""

@@ -18,6 +18,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from collector.schema import MEASUREMENTS
+from collector.whole import whole
 
 _VENDOR = re.compile(r"^(?:nvidia[ -]+)*(?:tesla |quadro |geforce )?", re.IGNORECASE)
 # Told of cards as events, not as a field.
@@ -90,7 +91,7 @@ def architecture_of(model: str) -> str:
 def branch_of(driver: str) -> int:
     """Return the branch of a driver's version: 570 of `570.86.10`; 0 where it is no version."""
     branch = driver.partition(".")[0]
-    return int(branch) if branch.isdecimal() else 0
+    return whole(branch)
 
 
 def lacking(row: Row, architecture: str, driver: str) -> str:

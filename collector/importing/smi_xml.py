@@ -17,6 +17,7 @@ from collector.importing.columns import MIG_MODE, Cell, card_name, read_cell
 from collector.importing.log import LogPlace, Stamps, Tally
 from collector.importing.slices import SliceRows, SliceSample, both, command
 from collector.importing.text import TextFile
+from collector.whole import whole
 
 _MOST_CHARACTERS = 1 << 26  # of one document: 64 cards with thousands of processes stay far below
 _END = "</nvidia_smi_log>"
@@ -204,7 +205,7 @@ def _ecc(gpu: Element) -> dict[str, str]:
         ("uncorr", "ecc.errors.uncorrected.volatile.total"),
     ):
         parts = [
-            int(part.text.strip())
+            whole(part.text.strip())
             for part in gpu.iterfind("ecc_errors/volatile/*")
             if f"_{kind}" in part.tag and part.text and part.text.strip().isdecimal()
         ]

@@ -23,6 +23,7 @@ from collector.nvml.xids import XidListener
 from collector.plugins import SourceContext
 from collector.protocols import SourceDescription
 from collector.settings import SourceSettings, TargetSettings
+from collector.whole import whole
 
 # How long closing waits for a call that is under way.
 _PATIENCE_SECONDS = 2.0
@@ -122,7 +123,7 @@ class NvmlSource(GatheringSource):
             raise UnreachableError(f"nvml: expected the number of cards, got {count.reason or 'no answer'}")
         facts, grants = _versions(), self._grants(body)
         branch = facts.get("driver_version", "").partition(".")[0]
-        driver = int(branch) if branch.isdecimal() else 0
+        driver = whole(branch)
         self._profiles.clear()
         cards: dict[str, Any] = {}
         gpm_keys: list[Key] = []

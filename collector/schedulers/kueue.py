@@ -20,6 +20,7 @@ from collector.schedulers.objects import (
     table,
     text,
 )
+from collector.whole import whole_of
 
 
 def read_kueue(
@@ -114,7 +115,7 @@ def _add_workload(state: SchedulerState, item: Json) -> None:
             pool=pool or "default",
             request=gpu_request(pod),
             since=since,
-            pods=int(count) if count >= 1 else 1,
+            pods=max(whole_of(count), 1),
             granted=granted_since if granted else None,
             gpu_type=pod.annotations.get("gpu_type", ""),
             annotations=pod.annotations,

@@ -15,6 +15,7 @@ import orjson
 
 from collector.demand import Ask, GpuRequest
 from collector.schedulers.objects import Json, items, table
+from collector.whole import DIGITS, whole
 
 # Widths cut what is longer; the name may hold anything, also a bar, and stands last.
 _COLUMNS = {
@@ -41,8 +42,8 @@ SINFO_FORMAT = "%N|%G"
 _ABSENT = frozenset(("", "N/A", "(null)", "NONE", "Unknown"))
 _HOLDING = frozenset(("RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STAGE_OUT", "STOPPED", "SIGNALING"))
 _WAITING = frozenset(("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED"))
-_GRES = re.compile(r"(?:gres[:/])?(gpu|mps|shard)(?::([^:=,()]+?))?[:=](\d+)(?=$|[,(])")
-_ARRAY_PART = re.compile(r"^(\d+)(?:-(\d+)(?::(\d+))?)?$")
+_GRES = re.compile(r"(?:gres[:/])?(gpu|mps|shard)(?::([^:=,()]+?))?[:=](\d{1,15})(?=$|[,(])")
+_ARRAY_PART = re.compile(r"^(\d{1,15})(?:-(\d{1,15})(?::(\d{1,15}))?)?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,18 +153,19 @@ def _json_number(value: Any) -> float | None:
     """Return a number, also one that newer versions wrap: `{"set": true, "infinite": false, "number": 3}`."""
     if isinstance(value, Mapping):
         value = value.get("number") if value.get("set", True) and not value.get("infinite") else None
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 10.0**DIGITS
+    return float(value) if known else None
 
 
 def _int(text: str) -> int:
     """Return a count; of a range (`2-4`) the least."""
     match = re.match(r"\d+", text)
-    return int(match.group()) if match else 0
+    return whole(match.group()) if match else 0
 
 
 def _time(text: str) -> float | None:
     if text.isdecimal():
-        return float(text)
+        return float(whole(text)) or None
     try:  # a site's own SLURM_TIME_FORMAT, or a recording: local time without a zone
         return datetime.fromisoformat(text).astimezone().timestamp()
     except ValueError:

@@ -9,6 +9,7 @@ from collector.demand import Ask, QueueState, SchedulerState
 from collector.kube import Pod, without_hashes
 from collector.queues import gpu_request
 from collector.schedulers.objects import Json, gpu_total, instant, items, quantity, sanitized, table, text
+from collector.whole import whole_of
 
 _ROOT = "root"
 
@@ -52,7 +53,7 @@ def _add_group(state: SchedulerState, item: Json, grouped: Collection[str]) -> N
     if not name or created is None or not waits or key in grouped:
         return
     members = quantity(spec.get("minMember"))
-    pods = int(members) if members >= 1 else 1
+    pods = max(whole_of(members), 1)
     whole = {sanitized(one): quantity(value) / pods for one, value in table(spec.get("minResources")).items()}
     pod = Pod(namespace, name, requests={one: value for one, value in whole.items() if not math.isnan(value)})
     if not pod.wants_gpu:

@@ -355,6 +355,23 @@ def test_a_clock_that_was_never_set_is_told_and_the_loop_goes_on(
     source.close()
 
 
+def test_a_cycle_that_ends_as_nobody_expected_is_told_and_the_loop_goes_on(
+    exporters: Exporters, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exporters.answers["/metrics"] = (200, f"{TEXT}5\n")
+    source, stop = source_of(exporters, "/metrics"), threading.Event()
+
+    def surprised(*_: object) -> Batch:
+        raise RuntimeError("nobody thought of it")
+
+    monkeypatch.setattr(source.assembler, "assemble", surprised)
+    loop = collector([FixedSource(stop=stop, last=2), source], MemoryStore(), VirtualClock(START))
+    assert loop.run(stop) == 2
+    assert loop.unwritten == 2
+    assert caplog.text.count("unexpected RuntimeError; its rows are lost") == 2
+    source.close()
+
+
 def test_the_state_is_plain_json(exporters: Exporters) -> None:
     exporters.answers["/metrics"] = (200, TEXT + "5\n")
     source = source_of(exporters, "/metrics")
