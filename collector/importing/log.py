@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, date, datetime, timedelta, tzinfo
 
 from collector.clock import EARLIEST, LATEST
 
@@ -87,6 +87,7 @@ class Stamps:
         self._zone = place.zone
         self._tally = tally
         self._last: tuple[str, datetime | None] = ("", None)
+        self._twice: date | None = None  # a day of which it was said that the clocks were set back
 
     def read(self, text: str) -> datetime | None:
         """Return the instant of a stamp; None where it is none, or one out of reason."""
@@ -100,8 +101,25 @@ class Stamps:
             if self._zone is None:
                 self._tally.warn("its time stamps name no zone: taken as UTC (say --tz)")
             at = at.replace(tzinfo=self._zone or UTC)
+            if not self._is_there_once(at):
+                return None
         # Compared first: a year of 1 or 9999 need not exist in UTC.
         return at.astimezone(UTC) if EARLIEST <= at < LATEST else None
+
+    def _is_there_once(self, at: datetime) -> bool:
+        """Say whether a local time ever was; note one that was twice, for it is taken as the first of them."""
+        first, second = at.replace(fold=0).utcoffset(), at.replace(fold=1).utcoffset()
+        if first == second or first is None or second is None:
+            return True
+        if first < second:  # the clocks were set forward over it
+            return False
+        if at.date() != self._twice:
+            self._twice = at.date()
+            self._tally.warn(
+                f"the clocks were set back on {at:%Y-%m-%d}: time stamps from {at:%H:%M:%S} on were there twice, and "
+                "each is taken as the first time (log in UTC)"
+            )
+        return True
 
     def _read(self, text: str) -> datetime | None:
         if _EPOCH.match(text):

@@ -82,6 +82,34 @@ def test_the_zone_moves_the_stamps_and_silences_the_warning(tmp_path: Path, stor
     assert not any("zone" in warning for warning in report.warnings)
 
 
+def local_log(*stamps: str) -> str:
+    rows = "".join(f"{stamp}, GPU-1, {10 + n} %\n" for n, stamp in enumerate(stamps))
+    return "timestamp, uuid, utilization.gpu [%]\n" + rows
+
+
+def test_an_hour_that_comes_twice_is_told_and_one_that_never_was_is_rejected(
+    tmp_path: Path, store: EmbeddedStore
+) -> None:
+    berlin = ZoneInfo("Europe/Berlin")
+    autumn = local_log(*(f"2025/10/26 {hour}:30:00.000" for hour in ("01", "02", "03")))
+    (report,) = run(store, put(tmp_path, autumn, "autumn.csv"), zone=berlin).files
+    (told,) = (text for text in report.warnings if "set back" in text)
+    assert "set back on 2025-10-26: time stamps from 02:30:00 on were there twice" in told
+    hours = [
+        at.hour
+        for at in store.read("gpu", Window(datetime(2025, 10, 1, tzinfo=UTC), datetime(2025, 12, 1, tzinfo=UTC)))[
+            "time"
+        ]
+    ]
+    assert hours == [23, 0, 2]  # 01:30 and 02:30 are of summer, 03:30 is of winter
+    (strict,) = run(store, put(tmp_path, autumn + "\n", "strict.csv"), zone=berlin, strict=True).files
+    assert strict.status == "rejected"
+    spring = local_log(*(f"2026/03/29 {hour}:30:00.000" for hour in ("01", "02", "03")))
+    (report,) = run(store, put(tmp_path, spring, "spring.csv"), zone=berlin).files
+    assert report.accepted == 2
+    assert list(report.rejected.values()) == [(1, 3)]
+
+
 def test_importing_again_changes_nothing(tmp_path: Path, store: EmbeddedStore) -> None:
     path = put(tmp_path, QUERY)
     run(store, path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import select
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -78,6 +79,44 @@ def test_a_wrong_configuration_ends_all(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     loops = {"wrong": command("import sys; sys.exit(2)"), "steady": command(_STEADY, pipe)}
     assert supervise(loops, threading.Event(), Watching(pipe, lambda _: None)) == 2
+
+
+def test_a_configuration_that_becomes_wrong_ends_nobody_else(tmp_path: Path) -> None:
+    stop, pipe = threading.Event(), tmp_path / "pipe"
+    falls = _HELLO + "first = not os.path.exists(sys.argv[2]); open(sys.argv[2], 'w'); sys.exit(1 if first else 2)"
+    clock = Watching(pipe, lambda lines: stop.set() if len(lines) == 3 else None)
+    assert supervise({"falls": command(falls, pipe, tmp_path / "there")}, stop, clock) == 0
+    assert len(clock.lines) == 3  # tried again after it said that its configuration is wrong
+
+
+def test_what_cannot_be_started_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stop, later = threading.Event(), tmp_path / "later"
+
+    class Counting(VirtualClock):
+        def wait(self, seconds: float, stop: threading.Event | None = None) -> bool:
+            if caplog.text.count("cannot be started") == 3 and stop is not None:
+                stop.set()
+            return super().wait(seconds, stop)
+
+    assert supervise({"absent": (str(later),)}, stop, Counting(datetime(2026, 1, 5, tzinfo=UTC))) == 0
+    assert [text in caplog.text for text in ("again in 1 s", "again in 2 s", "again in 4 s")] == [True] * 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells children of their parent's end")
+def test_where_the_supervisor_is_killed_its_loops_end_too(tmp_path: Path) -> None:
+    loop = "import signal; print('up', flush=True); signal.pause()"
+    text = (
+        "import sys, threading\n"
+        "from collector.clock import SystemClock\n"
+        "from dashboard.supervisor import supervise\n"
+        f"supervise({{'a': (sys.executable, '-S', '-c', {loop!r})}}, threading.Event(), SystemClock())\n"
+    )
+    killed = subprocess.Popen((sys.executable, "-c", text), stdout=subprocess.PIPE, text=True)  # noqa: S603  our own
+    assert killed.stdout is not None
+    assert killed.stdout.readline() == "up\n"
+    killed.kill()
+    rest, _ = killed.communicate(timeout=60)  # ends when nobody has the pipe open any more
+    assert rest == ""
 
 
 def test_the_command_starts_the_three_loops(trimtab: Callable[..., Ran], elsewhere: Path) -> None:
