@@ -17,6 +17,7 @@ from collector.assemble import Assembler, Scrape
 from collector.batch import Batch, Event, Severity, Subject
 from collector.clock import Clock, grid_floor
 from collector.errors import InputRejectedError, UnreachableError
+from collector.memory import give_back_free_memory
 from collector.plugins import SourceContext
 from collector.protocols import Source, Store
 from collector.readings import Readings
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collector.self_metrics import CollectorMetrics
 
 _LOG = logging.getLogger(__name__)
+_MANY_FACTS = 1000  # in one cycle: a rack or more is new, and to learn of it takes far more than it leaves
 _PATIENCE_SHARE = 0.75  # of the interval that a cycle waits for a source
 
 
@@ -193,6 +195,7 @@ class Collector:
             self._write(batch, report)
         if self._state is not None:
             self._state.save()
+        _tidy_up(batches)
 
     def _write(self, batch: Batch, report: CycleReport) -> None:
         self._store.write(batch)
@@ -253,6 +256,11 @@ class Collector:
             elif isinstance(source, Resumable):
                 keepers.append(([name], source))
         return keepers + [(names, self._assemblers[context]) for context, names in shared.items()]
+
+
+def _tidy_up(batches: Sequence[Batch]) -> None:
+    if sum(len(batch.facts) for batch in batches) > _MANY_FACTS:
+        give_back_free_memory()
 
 
 def _told_apart(names: Sequence[str]) -> list[str]:

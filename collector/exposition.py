@@ -125,6 +125,7 @@ class ExpositionParser:
         for start in starts:
             self._known.pop(start, None)
         self._known = dict(self._known)  # which gives back the room of those that went
+        self._blocks = {}  # what a new series says of a device is read again; the others share theirs
         return Exposition(series, numbers, metadata=self._shape.metadata)
 
     def _line_by_line(self, lines: list[str]) -> Exposition:

@@ -13,8 +13,12 @@ def one_heap_for_all_threads() -> None:
     """Let all threads take large blocks from one heap, where the C library is glibc.
 
     Else each thread that reads a body has a heap of its own, and keeps what it took: with 8 bodies of 20,000 lines
-    that is 130 MB, for locks that threads under one interpreter lock hardly ever wait for.
+    that is 130 MB, for locks that threads under one interpreter lock hardly ever wait for. Arrow's own allocator keeps
+    what each thread took likewise.
     """
+    import pyarrow as pa  # noqa: PLC0415  the command line knows this module without it
+
+    pa.set_memory_pool(pa.system_memory_pool())
     with suppress(*_NOT_THERE):
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 

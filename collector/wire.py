@@ -226,7 +226,7 @@ class Answer(http.client.HTTPResponse):
             self._wire.limits.lock()
             # Pages of its own, taken as they are written and given back as soon as it is read: from the heap, which
             # others use meanwhile, a body leaves a hole that the next one may not fit into.
-            body, first = memoryview(mmap.mmap(-1, length)), body
+            body, first = memoryview(mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)), body
             body[:count] = first
             count += self._fill(body[count:])
         if count < length:
