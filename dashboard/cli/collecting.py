@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -106,13 +108,16 @@ def collect(
     part = Shard.parse(shard) if shard is not None else None
     sources = make_sources(chosen, context.settings, seconds, part)
     metrics = CollectorMetrics()
-    with opened_store(context, read_only=False) as store, closed_afterwards(sources):
+    with ExitStack() as stack:
+        store = stack.enter_context(opened_store(context, read_only=False))
+        stack.enter_context(closed_afterwards(sources))
         if backfill is not None:
             # What was scraped in the last cycle may not be there whole yet, and what is filled in stays.
             end = instant(now) if now is not None else context.clock.now() - timedelta(seconds=seconds)
             filled_in(sources, store, Window.last(end, timedelta(days=backfill)))
             return
         state = state_path(context.settings.store.path, part)
+        stack.enter_context(only_collector(state))
         collector = Collector(sources, store, context.clock, seconds, state_path=state, metrics=metrics)
         if once:
             report = collector.run_once(instant(now))
@@ -146,6 +151,33 @@ def state_path(folder: Path, part: Shard | None) -> Path:
     Counters of targets that another part read meanwhile would tell again what that one told: each part has its own.
     """
     return folder / ("collector.json" if part is None else f"collector.{part.number}-of-{part.count}.json")
+
+
+@contextmanager
+def only_collector(state: Path) -> Iterator[None]:
+    """Keep a second collector from the same state for the block: both would tell each growth, and each write over it.
+
+    The system gives the lock back when the process ends, however it ends.
+
+    Raises:
+        ConfigurationError: another process collects with it.
+    """
+    with state.with_suffix(".lock").open("a+", encoding="ascii") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            raise ConfigurationError(
+                f"expected no other collector of {state}, found process {holder}; stop it, or give each its part by "
+                "--shard and a store of its own"
+            ) from None
+        except OSError as error:  # a file system without locks
+            _LOG.warning("%s cannot be locked (%s): see to it that one collector runs", state, error.strerror)
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
 
 
 def filled_in(sources: Sequence[Source], store: Store, window: Window) -> None:

@@ -19,6 +19,7 @@ import requests
 from collector.settings import StoreSettings
 from collector.store import EmbeddedStore
 from collector.window import Window
+from dashboard.cli.collecting import only_collector, state_path
 from dashboard.origin import is_simulated
 from dashboard.stopping import stopped_by_signals
 from sample_data.cluster.cluster import SimulatedCluster
@@ -65,6 +66,18 @@ def test_one_cycle_at_a_given_instant(trimtab: Callable[..., Ran], exporters: Ex
     assert set(frame["node"]) == {"node-a"}
     assert len(frame) == 4
     assert frame["power_watts"].between(20, 700).all()
+
+
+def test_a_second_collector_of_the_same_state_is_refused(trimtab: Callable[..., Ran], exporters: Exporters) -> None:
+    folder = StoreSettings().path
+    folder.mkdir(parents=True)
+    once = ["collect", "--target", exporters.url("dcgm"), "--once", "--now", "2026-01-05T00:00:30Z"]
+    with only_collector(state_path(folder, None)):
+        ran = trimtab(*once)
+        assert ran.code == 2, ran.err
+        assert f"found process {os.getpid()}; stop it" in ran.err
+        assert trimtab(*once, "--shard", "1/1").code == 0  # another part has a state of its own
+    assert trimtab(*once).code == 0
 
 
 def test_what_is_configured_is_collected(trimtab: Callable[..., Ran], exporters: Exporters, elsewhere: Path) -> None:

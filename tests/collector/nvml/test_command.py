@@ -50,7 +50,7 @@ without_driver = pytest.mark.skipif(has_driver(), reason="this host has an NVIDI
 def test_collect_and_doctor_with_a_driver(run: Run, tmp_path: Path) -> None:
     ran = run("collect", "--nvml", "--once", driver=True)
     assert ran.returncode == 0, ran.stderr
-    assert "1 rows, 0 rejects" in ran.stderr
+    assert "1 row, 0 rejects" in ran.stderr
     (tmp_path / "trimtab.toml").write_text('[[source]]\nkind = "nvml"\nnode = "node-a"\n')
     told = run("doctor", driver=True).stdout
     assert "answers: 1 gpu rows" in told
