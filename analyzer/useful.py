@@ -173,10 +173,10 @@ def faster_group(ranks: Vector) -> int:
     The cut is the one with the least variance within both groups (Otsu, 1979), of logarithms.
 
     Args:
-        ranks: positive, sorted.
+        ranks: sorted. With one of zero (use too small to be measured) there is no ratio to tell groups by.
     """
     count = len(ranks)
-    if count < 2 * _CALM_FEWEST:
+    if count < 2 * _CALM_FEWEST or ranks[0] <= 0:
         return count
     logs = np.log(ranks) - np.log(ranks[0])
     sums, squares, sizes = np.cumsum(logs), np.cumsum(logs**2), np.arange(1, count)

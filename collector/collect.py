@@ -7,11 +7,11 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from collector.assemble import Assembler, Scrape
 from collector.batch import Batch, Event, Severity, Subject
@@ -25,11 +25,13 @@ from collector.schedule import spread_seconds
 from collector.scrape import ScrapeSource, Tally
 from collector.slots import target_key
 from collector.state_file import Dating, Resumable, StateFile
+from collector.words import plural
 
 if TYPE_CHECKING:
     from collector.self_metrics import CollectorMetrics
 
 _LOG = logging.getLogger(__name__)
+_BLINDNESS = "collector/blind"  # in the file of states, beside the names of sources
 _MANY_FACTS = 1000  # in one cycle: a rack or more is new, and to learn of it takes far more than it leaves
 _PATIENCE_SHARE = 0.75  # of the interval that a cycle waits for a source
 
@@ -111,7 +113,7 @@ class Collector:
             self._assemblers.setdefault(source.assembler.context, source.assembler)
             if isinstance(source, Noticing):
                 self._noticing.append((source.assembler.context, source))
-        self._blind = dict.fromkeys(self._assemblers, False)
+        self._blind = _Blindness()
         self._state = None if state_path is None else StateFile(state_path, self._list_keepers())
         if self._state is not None:
             self._state.load(store.written_until() if isinstance(store, Dating) else None)
@@ -225,19 +227,21 @@ class Collector:
         if batch.row_count:
             blind = False
         elif any(one.resting for one in said) or (context.shard is not None and not said):
-            blind = self._blind[context]  # nothing was due
+            blind = context.cluster in self._blind.clusters  # nothing was due
         else:
             blind = True
         if blind:
             report.blind.add(context.cluster)
-        if blind == self._blind[context]:
+        if blind == (context.cluster in self._blind.clusters):
             return
-        self._blind[context] = blind
         if blind:
+            self._blind.clusters.add(context.cluster)
             why = f"{answered} answered, and none of a card, a node or a queue" if answered else "none answered"
-            message = f"the collector sees nothing of {context.cluster}: of {len(said)} targets {why}"
+            of = f"of {plural(len(said), 'target')} {why}" if said else "no source could be read, or none has targets"
+            message = f"the collector sees nothing of {context.cluster}: {of}"
             batch.events.append(Event(subject, "blind", Severity.CRITICAL, message, report.at))
         else:
+            self._blind.clusters.discard(context.cluster)
             message = f"the collector sees {context.cluster} again"
             batch.events.append(Event(subject, "sees_again", Severity.INFO, message, report.at))
 
@@ -255,7 +259,23 @@ class Collector:
                 shared.setdefault(self._readings.gathering[n].assembler.context, []).append(name)
             elif isinstance(source, Resumable):
                 keepers.append(([name], source))
-        return keepers + [(names, self._assemblers[context]) for context, names in shared.items()]
+        assemblers = [(names, self._assemblers[context]) for context, names in shared.items()]
+        return [*keepers, *assemblers, *([([_BLINDNESS], self._blind)] if assemblers else [])]
+
+
+class _Blindness:
+    """Which clusters nothing at all is seen of; remembered, so that after a restart `sees_again` is still told."""
+
+    def __init__(self) -> None:
+        self.clusters: set[str] = set()
+
+    def export_state(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {"clusters": sorted(self.clusters)}
+
+    def import_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from them."""
+        self.clusters = set(map(str, state.get("clusters", [])))
 
 
 def _tidy_up(batches: Sequence[Batch]) -> None:

@@ -11,6 +11,8 @@ Each message is one line: what was expected, what came, what to do.
 
 from __future__ import annotations
 
+import socket
+
 
 class TrimtabError(Exception):
     """Root of all errors that are shown to a user as one line, without a traceback."""
@@ -40,3 +42,12 @@ class RefusedError(TrimtabError):
     """A guard, missing consent or the kill switch refused the action that was asked for."""
 
     exit_code = 5
+
+
+def no_connection(error: BaseException) -> str:
+    """Say what the system means that could not connect; empty for an error of another kind."""
+    if isinstance(error, socket.gaierror):
+        return "none: the name of the host is not known here"
+    if isinstance(error, ConnectionRefusedError):
+        return "none: nothing listens there (connection refused)"
+    return ""

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from urllib.parse import urljoin, urlsplit
 
-from collector.errors import ConfigurationError, UnreachableError
+from collector.errors import ConfigurationError, UnreachableError, no_connection
 from collector.login import MAX_REDIRECTS, REDIRECTS, leads_away, login_of, without_login
 from collector.masking import mask_address
 from collector.settings import Credentials, SourceSettings, TargetSettings
@@ -290,4 +290,5 @@ def _reason(error: Exception, limits: Limits) -> str:
         return "a certificate that is not trusted, or none of ours that it trusts (ca_file, cert_file)"
     if type(error) is http.client.HTTPException and str(error):
         return str(error)
-    return next((text for kind, text in _SAID.items() if isinstance(error, kind)), type(error).__name__)
+    said = next((text for kind, text in _SAID.items() if isinstance(error, kind)), "")
+    return said or no_connection(error) or type(error).__name__

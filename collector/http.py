@@ -10,6 +10,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urljoin
@@ -19,7 +20,7 @@ from urllib3 import HTTPConnectionPool, HTTPResponse, HTTPSConnectionPool
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
-from collector.errors import ConfigurationError, UnreachableError
+from collector.errors import ConfigurationError, UnreachableError, no_connection
 from collector.login import MAX_REDIRECTS, REDIRECTS, leads_away, login_of, read_text, without_login
 from collector.masking import mask_address
 from collector.settings import SourceSettings
@@ -141,7 +142,17 @@ def reason_of(error: Exception) -> str:
         return "no answer in time"
     if isinstance(error, requests.exceptions.SSLError):
         return "a certificate that is not trusted, or none of ours that it trusts (ca_file, cert_file)"
-    return type(error).__name__
+    return next((said for cause in _causes(error) if (said := no_connection(cause))), type(error).__name__)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and what led to it: the libraries wrap what the system said several times."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
 def _certificate(settings: SourceSettings) -> str | tuple[str, str] | None:

@@ -103,7 +103,7 @@ def effect_text(finding: Finding) -> str:
     if effect is None:
         return "-"
     if effect.unit == "ratio":
-        value, low, high = f"{effect.value:.0%}", f"{effect.lower:.0%}", f"{effect.upper:.0%}"
+        value, low, high = (f"{part:z.0%}" for part in (effect.value, effect.lower, effect.upper))
     elif effect.unit == "bytes":
         value, low, high = (f"{part / 2**30:.1f} GiB" for part in (effect.value, effect.lower, effect.upper))
     elif effect.unit == "seconds":

@@ -30,12 +30,13 @@ from dashboard.cli.logs import start_logging
 from dashboard.cli.output import clean, note, progress_bars
 from dashboard.cli.shipping import ship_once, shipping
 from dashboard.config import Settings, source_context
+from dashboard.doctor.check import some
 from dashboard.stopping import stopped_by_signals
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from collector.protocols import Store
+    from collector.protocols import SourceDescription, Store
     from collector.self_metrics import CollectorMetrics
 
 PANEL = "Collect"
@@ -127,8 +128,7 @@ def collect(
                 raise UnreachableError("no source gave a row; `trimtab doctor` says why")
             return
         for source in sources:
-            about = source.describe()
-            note(f"{about.kind} {about.name}: {', '.join(about.targets) or 'no targets'}, every {seconds:g} s")
+            note(source_text(source.describe(), seconds))
         metrics.watch_store(context.settings.store, CURSOR if context.settings.influx.url else "", context.clock)
         with (
             serving(metrics, context.settings.cluster.metrics_listen),
@@ -143,6 +143,13 @@ def collect(
             note("stopped; every row that was read is in the store")
         if stop.by_interrupt:
             raise typer.Exit(130)
+
+
+def source_text(about: SourceDescription, seconds: float) -> str:
+    """Return one line on what is read; of thousands of targets the first few."""
+    name = about.kind if about.name == about.kind else f"{about.kind} {about.name}"
+    of = f" {plural(len(about.targets), 'target')}:" if len(about.targets) > 1 else ""
+    return f"{name}:{of} {some(list(about.targets)) or 'no targets'}, every {seconds:g} s"
 
 
 def state_path(folder: Path, part: Shard | None) -> Path:

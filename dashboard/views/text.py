@@ -52,9 +52,11 @@ def _spaced(unit: str) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """Return a length of time in its natural unit: `12 ms`, `3.4 s`, `25 min`, `7.5 h`, `3 d`."""
+    """Return a length of time in its natural unit: `12 ms`, `3.4 s`, `25 min`, `7.5 h`, `3 d`; infinite: `no end`."""
     if value is None or math.isnan(value):
         return NO_DATA
+    if math.isinf(value):
+        return "no end"
     if value < 1:
         return f"{value * 1000:.3g} ms"
     for size, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):

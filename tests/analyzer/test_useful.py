@@ -135,3 +135,5 @@ def test_one_pace_is_not_cut(seed: int, shape: str) -> None:
     assert faster_group(np.sort(drawn[shape])) == 400
     assert faster_group(np.ones(400)) == 400
     assert faster_group(np.ones(3)) == 3
+    # Use too small to be measured: no ratio, and no warning.
+    assert faster_group(np.repeat([0.0, 1.0, 2.0], 100)) == 300

@@ -106,6 +106,7 @@ def test_nobody_listening_is_an_event_and_not_an_exception() -> None:
     source = ScrapeSource(settings, SourceContext())
     batch = source.poll(START)
     assert [event.code for event in batch.events] == ["target_down"]
+    assert batch.events[0].message.endswith("got none: nothing listens there (connection refused)")
     assert batch.row_count == 0
     source.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -146,11 +147,24 @@ def test_when_no_source_can_be_read_the_cycle_fails_and_the_collector_says_once_
     (batch,) = sources.store.batches
     assert (batch.row_count, batch.facts) == (0, [])
     assert [(event.code, event.message) for event in batch.events] == [
-        ("blind", "the collector sees nothing of test: of 0 targets none answered")
+        ("blind", "the collector sees nothing of test: no source could be read, or none has targets")
     ]
     with pytest.raises(UnreachableError):
         sources.collector.run_once(START + timedelta(minutes=1))
     assert len(sources.store.batches) == 1
+
+
+def test_a_collector_that_starts_anew_says_that_it_sees_again_and_not_twice_that_it_is_blind(tmp_path: Path) -> None:
+    told = []
+    for lost in (True, True, False, False):
+        sources = Sources("cards kube", tmp_path / "collector.json")
+        sources.texts = {CARDS: cards("a-0"), KUBE: kube({"ns/a-0": {}})}
+        for source in sources.made.values():
+            source.lost = lost
+        with pytest.raises(UnreachableError) if lost else nullcontext():
+            sources.collector.run_once(START)
+        told.append([event.code for batch in sources.store.batches for event in batch.events])
+    assert told == [["blind"], [], ["sees_again"], []]
 
 
 def test_a_restart_with_the_sources_in_another_order_goes_on(tmp_path: Path) -> None:

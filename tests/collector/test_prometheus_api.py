@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -11,9 +12,11 @@ from urllib.parse import parse_qs, urlsplit
 
 import orjson
 import pytest
+import requests
 
 from collector import prometheus_api
 from collector.errors import UnreachableError
+from collector.http import reason_of
 from collector.prometheus_api import PrometheusApi, TooMuchError, quoted, selector
 from collector.settings import SourceSettings
 
@@ -244,3 +247,14 @@ def test_a_password_in_the_address_is_sent_and_never_told(server: Server) -> Non
         with pytest.raises(UnreachableError) as caught:
             ask()
         assert "hunter2" not in str(caught.value)
+
+
+def test_a_server_that_is_not_there_is_told_in_words() -> None:
+    table = {"kind": "prometheus", "url": "http://127.0.0.1:9", "timeout_seconds": 3}
+    api = PrometheusApi(SourceSettings.model_validate(table), pause=lambda _: None)
+    with pytest.raises(UnreachableError, match=r"expected metric names, got none: nothing listens there"):
+        api.names()
+    api.close()
+    unknown = requests.ConnectionError()
+    unknown.__cause__ = socket.gaierror(-2, "Name or service not known")
+    assert reason_of(unknown) == "none: the name of the host is not known here"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -140,6 +141,8 @@ def finding(effect: Effect | None, *subjects: SubjectRef) -> Finding:
         (Effect(2.0**31, "bytes", 2.0**30, 2.0**32), "2.0 GiB (1.0 GiB to 4.0 GiB)"),
         (Effect(3, "count", 3, 3), "3"),
         (Effect(14400, "seconds", 3600, 21600), "4 h (60 min to 6 h)"),
+        (Effect(14400, "seconds", 7200, math.inf), "4 h (2 h to no end)"),
+        (Effect(0.06, "ratio", -0.001, 0.12), "6% (0% to 12%)"),
         (Effect(6.224, "gpu_hours", 6.224, 6.224), "6.22 card-hours"),
     ],
 )

@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 import requests
 
+from collector.protocols import SourceDescription
 from collector.settings import StoreSettings
 from collector.store import EmbeddedStore
 from collector.window import Window
-from dashboard.cli.collecting import only_collector, state_path
+from dashboard.cli.collecting import only_collector, source_text, state_path
 from dashboard.origin import is_simulated
 from dashboard.stopping import stopped_by_signals
 from sample_data.cluster.cluster import SimulatedCluster
@@ -375,3 +376,14 @@ def test_an_instant_at_the_end_of_time_is_refused(trimtab: Callable[..., Ran]) -
         ran = trimtab("collect", "--backfill", "30", "--now", now, "--prometheus", "http://127.0.0.1:9")
         assert ran.code == 2, ran.err
         assert "expected an instant from 1970 to 2200" in ran.err
+
+
+def test_the_first_line_of_a_large_fleet_is_short() -> None:
+    many = SourceDescription("scrape", "scrape", tuple(f"http://node{n}:9400" for n in range(2000)), 60.0)
+    assert source_text(many, 60.0) == (
+        "scrape: 2000 targets: http://node0:9400, http://node1:9400, http://node2:9400 and 1997 more, every 60 s"
+    )
+    assert source_text(SourceDescription("prometheus", "main", ("http://p",), 60.0), 30) == (
+        "prometheus main: http://p, every 30 s"
+    )
+    assert source_text(SourceDescription("scrape", "lab", (), 60.0), 60) == "scrape lab: no targets, every 60 s"
