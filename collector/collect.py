@@ -237,8 +237,8 @@ class Collector:
         if blind:
             self._blind.clusters.add(context.cluster)
             why = f"{answered} answered, and none of a card, a node or a queue" if answered else "none answered"
-            of = f"of {plural(len(said), 'target')} {why}" if said else "no source could be read, or none has targets"
-            message = f"the collector sees nothing of {context.cluster}: {of}"
+            seen = f"of {plural(len(said), 'target')} {why}" if said else "no source could be read, or none has targets"
+            message = f"the collector sees nothing of {context.cluster}: {seen}"
             batch.events.append(Event(subject, "blind", Severity.CRITICAL, message, report.at))
         else:
             self._blind.clusters.discard(context.cluster)
