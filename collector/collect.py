@@ -224,7 +224,7 @@ class Collector:
             if of == context:
                 batch.events += [Event(subject, *notice, report.at) for notice in source.notices()]
         answered = sum(one.body is not None or one.of_scheduler for one in said)
-        if batch.row_count:
+        if batch.row_count and answered:  # queues are told from what was known last; that is not to see
             blind = False
         elif any(one.resting for one in said) or (context.shard is not None and not said):
             blind = context.cluster in self._blind.clusters  # nothing was due

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+
+from collector.words import plural
 
 
 class Status(StrEnum):
@@ -53,12 +56,26 @@ def problem(topic: str, text: str, advice: str) -> Check:
     return Check(topic, Status.PROBLEM, text, advice)
 
 
+_DOWN_TOLD = 5  # one by one
 DOWN_ADVICE = "is it running, and its port open from this host?"
 
 
 def down_text(address: str, message: str) -> str:
     """Return why a target is down, with its address once."""
     return f"{address}: {message.replace(f'{address}: ', '')}" if address else message
+
+
+def down_checks(topic: str, down: Sequence[tuple[str, str, str]]) -> list[Check]:
+    """Return a problem of each of the first targets that are down, and one of all others: a network takes them all.
+
+    Args:
+        topic: of the checks.
+        down: address, text and advice of each.
+    """
+    told = [problem(topic, text, advice) for _, text, advice in down[:_DOWN_TOLD]]
+    if rest := [address for address, _, _ in down[_DOWN_TOLD:]]:
+        told.append(problem(topic, f"{plural(len(rest), 'more target')} down: {some(rest)}", DOWN_ADVICE))
+    return told
 
 
 def span_text(length: timedelta) -> str:

@@ -12,7 +12,18 @@ import pandas as pd
 from collector.history import CardKey
 from collector.schema import NOBODY, UNKNOWN
 from collector.words import plural
-from dashboard.doctor.check import DOWN_ADVICE, Check, down_text, note, ok, problem, reject_text, some, span_text
+from dashboard.doctor.check import (
+    DOWN_ADVICE,
+    Check,
+    down_checks,
+    down_text,
+    note,
+    ok,
+    problem,
+    reject_text,
+    some,
+    span_text,
+)
 
 ACTIVITY = ("sm_active_ratio", "engine_active_ratio", "busy_ratio")  # best first
 IDLE_BELOW = 0.01
@@ -104,14 +115,11 @@ def _targets_down(seen: Seen) -> list[Check]:
         return []
     last = about.groupby(["cluster", "object"], sort=True).last()
     down = last[last["code"] == "target_down"]
-    return [
-        problem(
-            TOPIC,
-            f"down since {time:%Y-%m-%d %H:%M} UTC: {down_text(address, message)}",
-            DOWN_ADVICE,
-        )
+    told = [
+        (address, f"down since {time:%Y-%m-%d %H:%M} UTC: {down_text(address, message)}", DOWN_ADVICE)
         for (_, address), time, message in zip(down.index, down["time"], down["message"], strict=True)
     ]
+    return down_checks(TOPIC, told)
 
 
 CENSUS_ADVICE = {

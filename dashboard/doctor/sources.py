@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -27,7 +27,19 @@ from collector.settings import SourceSettings
 from collector.support import ways_to
 from collector.words import plural
 from dashboard.config import Settings, source_context
-from dashboard.doctor.check import DOWN_ADVICE, Check, State, Status, down_text, note, ok, problem, reject_text, some
+from dashboard.doctor.check import (
+    DOWN_ADVICE,
+    Check,
+    State,
+    Status,
+    down_checks,
+    down_text,
+    note,
+    ok,
+    problem,
+    reject_text,
+    some,
+)
 from dashboard.doctor.families import FamilyBook
 from dashboard.doctor.rows import CENSUS_ADVICE
 from dashboard.doctor.support import cards_of, not_there
@@ -117,7 +129,8 @@ def _read(settings: Settings, now: datetime, answered: list[_Answer]) -> Iterato
     for context, scrapes in gathered.items():
         batch = _assembled(context, list(scrapes.values()), instant)
         together = "sources" if len(gathered) == 1 else f"sources of {context.cluster}"
-        yield from _judge(topics[context][0] if len(topics[context]) == 1 else together, batch, advice)
+        about = topics[context][0] if len(topics[context]) == 1 else together
+        yield from _judge(about, batch, advice, scrapes.values())
 
 
 def _assembled(context: SourceContext, scrapes: Sequence[Scrape], instant: datetime) -> Batch:
@@ -168,11 +181,16 @@ def _shared(topic: str, address: SharedAddress) -> Check:
     return note(topic, told, advice)
 
 
-def _judge(topic: str, batch: Batch, advice: Mapping[str, str]) -> Iterator[Check]:
-    down = [event for event in batch.events if event.code == "target_down"]
-    for event in down:
-        address = event.subject.object
-        yield problem(topic, down_text(address, event.message), advice.get(address) or _target_advice("", address))
+def _judge(topic: str, batch: Batch, advice: Mapping[str, str], scrapes: Collection[Scrape] = ()) -> Iterator[Check]:
+    down = [
+        (address, down_text(address, event.message), advice.get(address) or _target_advice("", address))
+        for event in batch.events
+        if event.code == "target_down"
+        for address in [event.subject.object]
+    ]
+    late = [mask_address(one.target.url) for one in scrapes if one.resting]
+    down += [(one, f"{one}: nothing came in the time that a cycle waits", _target_advice("", one)) for one in late]
+    yield from down_checks(topic, down)
     for event in batch.events:
         if event.code == "source_denied":
             yield Check(topic, Status.NOTE, f"partial: {event.message}", _GRANT, "scheduler", State.PARTIAL)

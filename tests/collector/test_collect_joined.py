@@ -154,6 +154,16 @@ def test_when_no_source_can_be_read_the_cycle_fails_and_the_collector_says_once_
     assert len(sources.store.batches) == 1
 
 
+def test_queues_told_from_memory_are_no_sight() -> None:
+    sources = Sources("cards kube")
+    sources.texts = {CARDS: cards("a-0"), KUBE: kube({"ns/a-0": {}})}
+    assert sources.poll().rows["queue"].num_rows == 1
+    sources.texts = {}
+    assert [event.code for event in sources.poll().events] == ["target_down", "target_down", "blind"]
+    sources.texts = {KUBE: kube({"ns/a-0": {}})}
+    assert [event.code for event in sources.poll().events if "see" in event.code] == ["sees_again"]
+
+
 def test_a_collector_that_starts_anew_says_that_it_sees_again_and_not_twice_that_it_is_blind(tmp_path: Path) -> None:
     told = []
     for lost in (True, True, False, False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -106,6 +107,23 @@ def test_a_target_that_is_down_is_named_beside_the_one_that_answers(exporters: E
     assert len(bad) == 2
     assert bad[0].startswith("http://127.0.0.1:9/metrics: expected an answer")
     assert bad[1].endswith("/nowhere: expected HTTP 200, got 404")
+
+
+def test_many_targets_that_are_down_are_told_in_few_lines() -> None:
+    bad = texts_of(sources(*(f"http://127.0.0.1:9/{n}" for n in range(40))), Status.PROBLEM)
+    assert sum("expected an answer" in text for text in bad) == 5
+    (rest,) = (text for text in bad if "more targets down" in text)
+    assert rest.startswith("35 more targets down: http://127.0.0.1:9/")
+    assert rest.endswith(" and 32 more")
+
+
+def test_a_target_that_hangs_is_down_and_does_not_answer_nonsense() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/metrics"
+        configure(f'[cluster]\ninterval_seconds = 1\n[[source]]\ntargets = ["{url}"]\n')
+        bad = texts_of(list(examine_sources(load_settings().settings, NOW)), Status.PROBLEM)
+    assert f"{url}: nothing came in the time that a cycle waits" in bad
+    assert not any("no row can be made" in text for text in bad)
 
 
 def test_exporters_of_several_tables_are_judged_together(exporters: Exporters) -> None:
