@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from distributed import LocalCluster
 
 from analyzer.protocols import Partition
 from analyzer.settings import AnalyzeSettings
-from collector.errors import ConfigurationError, UnreachableError
+from collector.errors import ConfigurationError, TrimtabError, UnreachableError
 from collector.store import FrameStore
 from sample_data.cluster import SimulatedCluster
 from sample_data.cluster.presets import mixed
@@ -144,6 +145,28 @@ def test_a_scheduler_that_is_not_there_is_unreachable(monkeypatch: pytest.Monkey
         monkeypatch.setattr(spreading, "_SCHEDULER_SECONDS", 0.1)  # nobody listens: any patience is long enough
         with pytest.raises(UnreachableError, match=f"expected a Dask scheduler at {address}"), spread(address):
             pass
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1", "tcp://[::1", "tls://127.0.0.1:9"])
+def test_an_address_that_dask_cannot_use_is_unreachable_at_once(address: str) -> None:
+    with pytest.raises(UnreachableError, match="expected a Dask scheduler at t"), spread(address):
+        pass
+    gc.collect()  # no client is left whose end would be told
+
+
+def test_who_takes_a_connection_and_says_nothing_is_no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spreading, "_SCHEDULER_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(UnreachableError, match=f"expected a Dask scheduler at {address}"), spread(address):
+            pass
+
+
+def test_a_password_in_the_address_of_a_scheduler_is_not_told() -> None:
+    for address in ("tcp://u:hunter2@127.0.0.1:9", "http://u:hunter2@127.0.0.1:9"):
+        with pytest.raises(TrimtabError) as caught, spread(address):
+            pass
+        assert "hunter2" not in str(caught.value)
 
 
 def test_a_scheduler_without_workers_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:

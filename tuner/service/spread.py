@@ -5,6 +5,7 @@ Nodes are read one after another and only a few are on their way at a time, so t
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import threading
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from analyzer.protocols import Partition
 from analyzer.settings import HERE
 from collector.errors import ConfigurationError, TrimtabError, UnreachableError
+from collector.masking import mask_address
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -70,7 +72,7 @@ def spread(executor: str) -> Iterator[MapNodes]:
     else:
         raise ConfigurationError(
             f"executor: expected here, processes, processes:N or the address of a Dask scheduler such as "
-            f"tcp://host:8786, got {executor!r}"
+            f"tcp://host:8786, got {mask_address(executor)!r}"
         )
 
 
@@ -108,21 +110,24 @@ def _processes(count: int) -> Iterator[MapNodes]:
 
 @contextmanager
 def _dask(address: str) -> Iterator[MapNodes]:
+    shown = mask_address(address)
     try:
         from distributed import CancelledError, Client, KilledWorker  # noqa: PLC0415  only who has a cluster needs it
         from distributed.comm.core import CommClosedError  # noqa: PLC0415
     except ImportError as error:
         raise ConfigurationError(
-            f"executor: {address} needs Dask, which is not installed: pip install 'trimtab[dask]'"
+            f"executor: {shown} needs Dask, which is not installed: pip install 'trimtab[dask]'"
         ) from error
     try:
+        # A client that finds nobody lives on for minutes, and tells of its end on stderr: knock before there is one.
+        asyncio.run(_knock(address))
         client = Client(address, timeout=_SCHEDULER_SECONDS, set_as_default=False)
-    except (OSError, ValueError, CommClosedError) as error:
+    except Exception as error:  # whoever is there may say anything
         raise UnreachableError(
-            f"executor: expected a Dask scheduler at {address}, got {type(error).__name__}; is it running there?"
+            f"executor: expected a Dask scheduler at {shown}, got {type(error).__name__}; is it running there?"
         ) from error
     try:
-        _meet(client, address)
+        _meet(client, shown)
 
         def submit(measure: Callable[[Partition], T], node: Partition) -> _Pending:
             # A node's rows go to a worker and not into the task: the scheduler keeps tasks until they are done.
@@ -133,11 +138,23 @@ def _dask(address: str) -> Iterator[MapNodes]:
         yield _streamed(submit, lambda: _AHEAD * max(len(client.nthreads()), 1))
     except (CancelledError, KilledWorker, CommClosedError) as error:
         raise UnreachableError(
-            f"executor: a worker or the scheduler at {address} was lost ({type(error).__name__}); give workers memory "
+            f"executor: a worker or the scheduler at {shown} was lost ({type(error).__name__}); give workers memory "
             "for the rows of two nodes, and run again"
         ) from error
     finally:
         client.close()
+
+
+async def _knock(address: str) -> None:
+    """Exchange the greetings of Dask with who is at an address; raises anything where that fails."""
+    from distributed.comm import connect  # noqa: PLC0415  only who has a cluster needs it
+    from distributed.security import Security  # noqa: PLC0415
+
+    async def greet() -> None:
+        found = await connect(address, timeout=_SCHEDULER_SECONDS, **Security().get_connection_args("client"))
+        found.abort()
+
+    await asyncio.wait_for(greet(), _SCHEDULER_SECONDS + 1.0)  # its own limit ends with the connection
 
 
 def _meet(client: Client, address: str) -> None:
