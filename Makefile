@@ -22,6 +22,7 @@ help:
 $(VENV)/.installed: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Trimtab needs Python 3.11 or newer; $(PYTHON) is %d.%d: set PYTHON=python3.11" % sys.version_info[:2])'
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { v=$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'); echo "Python's venv module is not complete: install the Debian package python$$v-venv (apt-get install python$$v-venv), then run make again" >&2; exit 1; }
+	@echo "installing what requirements.lock names into $(VENV); the first time it takes a minute or two"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@test "$$($(UV) --version 2>/dev/null | cut -d' ' -f2)" = "$(UV_VERSION)" || $(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	$(UV) pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock

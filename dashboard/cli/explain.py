@@ -103,7 +103,8 @@ def _explain_finding(context: Context, wanted: str, paths: Rows, now: str | None
     _print_finding(finding, about, cards)
     for names, table in evidence:
         say("")
-        place = "/".join(value for name, value in names.items() if name != "measurement")
+        told = {"measurement", "node"} if names.get("gpu") in cards else {"measurement"}  # a card's name tells its node
+        place = "/".join(value for name, value in names.items() if name not in told)
         say(f"rows of {names['measurement']} {named(place, cards)}, means:")
         fields = [str(name) for name in table.columns if name != "time"]
         cells = [(f"{at:%m-%d %H:%M}", *(_figure(v) for v in values)) for at, *values in table.itertuples(index=False)]
