@@ -101,7 +101,7 @@ class SharingCostDetector:
                     findings.append(self._finding(shared, solo, record, mode, context))
                     continue
                 elif rest.blocks < _FEWEST_RESTS or _stretch(rest, record) > _MOST_STRETCH:
-                    reason = "it was never seen alone for an hour, nor on a whole card, and its neighbours never rest"
+                    reason = "it was never seen alone for an hour, nor on a whole card; its neighbours rest too little"
                 else:
                     findings.append(self._finding(shared, rest, record, mode, context, estimated=True))
                     continue

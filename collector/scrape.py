@@ -224,7 +224,7 @@ class ScrapeSource(GatheringSource):
     def _hear_until(self, instant: float) -> bool:
         """Read answers until an instant; say whether the source is still open."""
         while (left := instant - time.monotonic()) > 0:
-            if self._burst:
+            if self._burst is not None and len(self._burst):
                 self._hear(min(left, _LOOK_SECONDS))
             else:
                 self._closing.wait(left)

@@ -101,12 +101,12 @@ class Stamps:
             if self._zone is None:
                 self._tally.warn("its time stamps name no zone: taken as UTC (say --tz)")
             at = at.replace(tzinfo=self._zone or UTC)
-            if not self._is_there_once(at):
+            if not self._ever_was(at):
                 return None
         # Compared first: a year of 1 or 9999 need not exist in UTC.
         return at.astimezone(UTC) if EARLIEST <= at < LATEST else None
 
-    def _is_there_once(self, at: datetime) -> bool:
+    def _ever_was(self, at: datetime) -> bool:
         """Say whether a local time ever was; note one that was twice, for it is taken as the first of them."""
         first, second = at.replace(fold=0).utcoffset(), at.replace(fold=1).utcoffset()
         if first == second or first is None or second is None:

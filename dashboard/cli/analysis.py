@@ -33,6 +33,7 @@ from dashboard.cli.moves import BINDING, plan_options, plan_snapshot, show_plan
 from dashboard.cli.open_pairs import probes_of
 from dashboard.cli.output import print_json
 from dashboard.cli.snapshot import print_snapshot
+from dashboard.views.names import card_names
 from tuner.service.analyse import Analysis, load_detectors, run_analysis
 from tuner.service.moves_plan import Objective
 
@@ -188,7 +189,7 @@ def analyze(
         print_json({**analysis.to_json(), "suppressed": hidden, "probes": asdict(probes)})
     else:
         print_analysis(analysis, every=every, hidden=frozenset(hidden))
-        print_probes(probes)
+        print_probes(probes, card_names(analysis.facts))
     _fail([f for f in analysis.findings if f.id not in hidden], fail_on)
 
 

@@ -51,12 +51,12 @@ def print_analysis(analysis: Analysis, *, every: bool, hidden: frozenset[str] = 
     _print_census(analysis)
 
 
-def print_probes(probes: Probes) -> None:
-    """Print which probes would decide open pairs, and why others cannot be run."""
+def print_probes(probes: Probes, names: CardNames) -> None:
+    """Print which probes would decide open pairs, and why others cannot be run; cards by their names."""
     for change_id, why in probes.planned.items():
-        say(f"a probe is planned: {why}; `trimtab changes show {change_id}`")
+        say(f"a probe is planned: {named(why, names)}; `trimtab changes show {change_id}`")
     for line in probes.withheld:
-        say(line)
+        say(named(line, names))
 
 
 def print_findings(findings: tuple[Finding, ...], names: CardNames) -> None:

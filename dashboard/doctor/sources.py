@@ -163,7 +163,8 @@ def _strangers(topic: str, down: Sequence[str]) -> list[Check]:
     """Name targets of a Prometheus that are down and were never seen to tell anything of use."""
     if not down:
         return []
-    text = f"{len(down)} targets are down that may be none of yours: {some([mask_address(one) for one in down], 3)}"
+    names = some([mask_address(one) for one in down], 3)
+    text = f"{plural(len(down), 'target is', 'targets are')} down that may be none of yours: {names}"
     return [note(topic, text, "where one of them is an exporter of cards: Prometheus's page /targets says why")]
 
 

@@ -165,7 +165,7 @@ def test_unlike_windows_are_not_set_against_each_other(make_node: MakeNode) -> N
         (lambda n: shared(n, "vgpu", np.nan), "no step_seconds, steps_count or latency_p50_seconds", True),
         (
             lambda n: shared(n, "vgpu", 0.2 * NOISE),
-            "it was never seen alone for an hour, nor on a whole card, and its neighbours never rest",
+            "it was never seen alone for an hour, nor on a whole card; its neighbours rest too little",
             True,
         ),
         (whole, "nobody worked beside it", False),

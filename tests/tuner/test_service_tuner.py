@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pandas as pd
@@ -526,6 +526,20 @@ def test_running_mps_shares_become_rows_unless_the_backend_has_them_from_the_sto
     assert shares() == {}
     rig.tuner().run_once(rig.to(1))
     assert shares() == {"search": 0.5, "batch": 0.5}
+
+
+def test_shares_that_are_read_back_do_not_make_silent_slices_look_alive(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    tuner = rig.tuner()
+    tuner.run_once(rig.to(1))
+    assert set(tuner.watch.look(rig.clock.now()).coverage.values()) == {1.0}
+    for _ in range(2):
+        rig.clock.advance(200.0)  # nobody collects any more
+        tuner.run_once(rig.clock.now())
+    span = rig.store.span("slice")
+    assert span is not None
+    assert span.end == at(1) + timedelta(milliseconds=1)
+    assert set(tuner.watch.look(rig.clock.now()).coverage.values()) == {0.0}
 
 
 def test_a_value_that_somebody_else_set_rests(make_rig: Callable[..., Rig]) -> None:

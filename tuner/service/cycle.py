@@ -185,8 +185,9 @@ class Tuner:
             candidates=self._untouched_candidates(),
             open_pairs=self._open_pairs(sight),
         )
-        if self._parts.read_back:
-            self._parts.store.write(quota_rows(sight.state, now, self._parts.interval_seconds))
+        if self._parts.read_back and sight.newest is not None:
+            # No later than what a collector wrote: else a slice that fell silent would look alive.
+            self._parts.store.write(quota_rows(sight.state, sight.newest, self._parts.interval_seconds))
         judged = self._verify(sight)
         steps += judged
         if any(step.state is ChangeState.ROLLED_BACK for step in judged):

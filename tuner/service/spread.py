@@ -136,7 +136,7 @@ def _dask(address: str) -> Iterator[MapNodes]:
             return pending
 
         yield _streamed(submit, lambda: _AHEAD * max(len(client.nthreads()), 1))
-    except (CancelledError, KilledWorker, CommClosedError) as error:
+    except (CancelledError, KilledWorker, CommClosedError, TimeoutError) as error:
         raise UnreachableError(
             f"executor: a worker or the scheduler at {shown} was lost ({type(error).__name__}); give workers memory "
             "for the rows of two nodes, and run again"

@@ -69,6 +69,7 @@ class Sight:
     capacity: Mapping[Target, Mapping[str, float]]
     health: Mapping[Target, tuple[str, ...]]
     activity: float  # mean use of all slices that were seen
+    newest: datetime | None  # row of a slice or card; None: none within the last minutes
 
 
 class Watch:
@@ -148,6 +149,7 @@ class Watch:
         card_views = tuple(card_view(key, slices, state, capacity, health) for key, slices in sorted(grouped.items()))
         as_of = now - timedelta(seconds=age_of_inputs(views, self._settings.max_age_seconds))
         used = [s.used for s in seen.values() if not math.isnan(s.used)]
+        ends = [frame["time"].max().to_pydatetime() for frame in (rows, cards) if len(frame)]
         return Sight(
             planner=PlannerInput(
                 now=now,
@@ -165,6 +167,7 @@ class Watch:
             capacity=capacity,
             health=health,
             activity=float(np.mean(used)) if used else math.nan,
+            newest=max(ends, default=None),
         )
 
     def needs(self, series: str) -> tuple[float, float]:
