@@ -12,7 +12,7 @@ import socket
 import sqlite3
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,6 +23,7 @@ from collector.store.engine import EngineError
 FORMAT = 2
 BUSY_TIMEOUT_MS = 30_000
 LOCK_LEASE_MS = 600_000
+_LOOK = "SELECT 1 FROM sqlite_master LIMIT 1"
 
 _SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -177,13 +178,18 @@ def _open_reader(file: Path) -> sqlite3.Connection:
     """Open the catalogue for who may read it and nothing else.
 
     SQLite coordinates readers and writers by files beside the database. Where no writer has left them, and this user
-    may not make them, nobody writes: the file is read as it stands.
+    may not make them, nobody writes: the file is read as it stands. What a writer that was killed has left half done
+    is taken back first, which only who may write can do.
     """
     db = _open(file, "mode=ro")
     try:
-        db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
+        db.execute(_LOOK).fetchone()
     except sqlite3.OperationalError as error:
         db.close()
+        if error.sqlite_errorname == "SQLITE_READONLY_ROLLBACK":
+            with closing(_open(file, "mode=rw")) as writer:
+                writer.execute(_LOOK).fetchone()
+            return _open(file, "mode=ro")
         beside = file.with_name(f"{file.name}-wal")
         if beside.exists() or error.sqlite_errorname not in {"SQLITE_READONLY_DIRECTORY", "SQLITE_CANTOPEN"}:
             raise

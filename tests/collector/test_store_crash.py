@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +17,7 @@ from collector.batch import Batch, Event, Severity, Subject, make_rows
 from collector.conformance import MINUTE, at, slice_rows, window
 from collector.settings import StoreSettings
 from collector.store import EmbeddedStore
+from collector.store.verify import verify_store
 
 WRITER = """
 import sys
@@ -145,3 +149,20 @@ def test_a_reader_beside_a_sealing_writer_sees_each_row_once(tmp_path: Path, oth
     if other_process:
         reader.close()
     writer.close()
+
+
+def test_a_reader_takes_back_what_a_killed_process_left_half_done(tmp_path: Path) -> None:
+    """A restore switches the journal of what it replaces; killed in the middle, no reader would open it again."""
+    with closing(EmbeddedStore(StoreSettings(path=tmp_path / "store"))) as store:
+        store.write(slice_rows([1], ["a"], busy_ratio=[0.5]))
+    with closing(sqlite3.connect(tmp_path / "store" / "store.db", isolation_level=None)) as db:
+        db.execute("PRAGMA journal_mode=DELETE")
+        db.execute("PRAGMA cache_size=1")  # so that the file itself is written to before the commit
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("CREATE TABLE half AS SELECT zeroblob(100000)")
+        shutil.copytree(tmp_path / "store", tmp_path / "killed")
+        db.execute("ROLLBACK")
+    assert (tmp_path / "killed" / "store.db-journal").stat().st_size > 0
+    with closing(EmbeddedStore(StoreSettings(path=tmp_path / "killed"), read_only=True)) as store:
+        assert store.read("slice", window(0, 9))["busy_ratio"].tolist() == [0.5]
+    assert list(verify_store(StoreSettings(path=tmp_path / "killed"))) == []
