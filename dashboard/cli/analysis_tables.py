@@ -124,7 +124,7 @@ def _print_ledger(analysis: Analysis) -> None:
         ("where the capacity went", (*LEVEL_1, "unaccounted_1")),
         ("of it, used was", (*LEVEL_2, "unaccounted_2")),
     ):
-        shares = (f"{name.removesuffix('_1').removesuffix('_2')} {fleet[name] / capacity:.1%}" for name in names)
+        shares = (f"{name.removesuffix('_1').removesuffix('_2')} {fleet[name] / capacity:z.1%}" for name in names)
         say(f"{title}: {', '.join(shares)}")
 
 

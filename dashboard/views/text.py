@@ -27,7 +27,7 @@ def percent(ratio: float | None, digits: int = 0) -> str:
     """Return `12 %`; absent is `no data`, what is not quite all or nothing is never rounded to it."""
     if ratio is None or math.isnan(ratio):
         return NO_DATA
-    text = f"{100 * ratio:.{digits}f}"
+    text = f"{100 * ratio:z.{digits}f}"
     edge = 10.0**-digits
     if 0 < ratio < 1 and float(text) in (0.0, 100.0):
         return f"<{edge:g} %" if float(text) == 0.0 else f">{100 - edge:g} %"

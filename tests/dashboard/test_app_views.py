@@ -63,6 +63,7 @@ def test_percent_never_rounds_to_all_or_nothing(ratio: float | None, text: str) 
 
 def test_percent_with_digits() -> None:
     assert (percent(0.9391, 1), percent(0.9999, 1), percent(1.23, 1)) == ("93.9 %", ">99.9 %", "123.0 %")
+    assert (percent(-0.0001), percent(-0.02)) == ("0 %", "-2 %")
 
 
 @pytest.mark.parametrize(
