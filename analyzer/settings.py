@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+import re
+
+from pydantic import Field, field_validator
 
 from collector.settings import Section
 
 HERE = "here"
+PROCESSES = re.compile(r"processes(?::([1-9]\d{0,3}))?")
+SCHEDULER = re.compile(r"(?:tcp|tls|ws|wss)://\S+")
 
 
 class AnalyzeSettings(Section):
@@ -38,6 +42,16 @@ class AnalyzeSettings(Section):
     move_minutes: float = Field(
         5.0, ge=0, description="how long a workload that is moved is away: drained, moved, started again"
     )
+
+    @field_validator("executor")
+    @classmethod
+    def _names_one(cls, executor: str) -> str:
+        if executor != HERE and not PROCESSES.fullmatch(executor) and not SCHEDULER.fullmatch(executor):
+            raise ValueError(
+                "`executor`: expected here, processes, processes:N or the address of a Dask scheduler by tcp, tls, ws "
+                f"or wss, got {executor!r}"
+            )
+        return executor
 
 
 class ForecastSettings(Section):

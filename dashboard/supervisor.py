@@ -30,7 +30,7 @@ class _Loop:
     started: float = 0.0
     wait: float = 0.0
     due: float = field(default=-1.0)  # not before this instant
-    ran: bool = False  # it fell of something else than its configuration, so that was right once
+    ran: bool = False  # it ran for long, or fell of something else: its configuration was right once
 
 
 def supervise(loops: Mapping[str, Sequence[str]], stop: threading.Event, clock: Clock) -> int:
@@ -55,11 +55,11 @@ def supervise(loops: Mapping[str, Sequence[str]], stop: threading.Event, clock: 
             for name, loop in running.items():
                 if loop.process is not None and (code := loop.process.poll()) is not None:
                     loop.process = None
-                    if code == ConfigurationError.exit_code and not loop.ran:
+                    calm = clock.monotonic() - loop.started >= _CALM_SECONDS
+                    loop.ran = loop.ran or calm or code != ConfigurationError.exit_code
+                    if not loop.ran:
                         _LOG.error("%s says that its configuration is wrong: all loops end", name)
                         return code
-                    loop.ran = loop.ran or code != ConfigurationError.exit_code
-                    calm = clock.monotonic() - loop.started >= _CALM_SECONDS
                     loop.wait = 1.0 if calm or not loop.wait else min(2 * loop.wait, LONGEST_WAIT_SECONDS)
                     loop.due = clock.monotonic() + loop.wait
                     _LOG.warning("%s ended with code %d; it is started again in %g s", name, code, loop.wait)

@@ -91,3 +91,20 @@ def test_a_source_whose_targets_are_discovered_needs_no_list(
     assert "add at least one" not in ran.out + ran.err
     (elsewhere / "trimtab.toml").write_text("[[source]]\n")
     assert "add at least one" in trimtab("config", "check").out
+
+
+@pytest.mark.parametrize("executor", ["proceses", "processes:0", "http://127.0.0.1:8786", "tcp:// host"])
+def test_an_executor_that_is_none_is_told_before_anything_runs(
+    trimtab: Callable[..., Ran], elsewhere: Path, executor: str
+) -> None:
+    (elsewhere / "trimtab.toml").write_text(f'[analyze]\nexecutor = "{executor}"\n')
+    ran = trimtab("config", "check")
+    assert ran.code == 1
+    assert "trimtab.toml:2 [analyze]: `executor`: expected here, processes, processes:N or" in ran.out + ran.err
+    assert repr(executor) in ran.out + ran.err
+
+
+@pytest.mark.parametrize("executor", ["here", "processes", "processes:4", "tcp://127.0.0.1:8786"])
+def test_each_executor_is_right(trimtab: Callable[..., Ran], elsewhere: Path, executor: str) -> None:
+    (elsewhere / "trimtab.toml").write_text(f'[analyze]\nexecutor = "{executor}"\n')
+    assert trimtab("config", "check").code == 0

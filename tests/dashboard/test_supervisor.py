@@ -75,7 +75,8 @@ def test_one_that_falls_is_started_again_later_and_later(tmp_path: Path, monkeyp
     assert [pause >= least for pause, least in zip(pauses, (1.0, 2.0, 4.0), strict=True)] == [True] * 3
 
 
-def test_a_wrong_configuration_ends_all(tmp_path: Path) -> None:
+def test_a_wrong_configuration_ends_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_CALM_SECONDS", math.inf)
     pipe = tmp_path / "pipe"
     loops = {"wrong": command("import sys; sys.exit(2)"), "steady": command(_STEADY, pipe)}
     assert supervise(loops, threading.Event(), Watching(pipe, lambda _: None)) == 2
@@ -87,6 +88,14 @@ def test_a_configuration_that_becomes_wrong_ends_nobody_else(tmp_path: Path) -> 
     clock = Watching(pipe, lambda lines: stop.set() if len(lines) == 3 else None)
     assert supervise({"falls": command(falls, pipe, tmp_path / "there")}, stop, clock) == 0
     assert len(clock.lines) == 3  # tried again after it said that its configuration is wrong
+
+
+def test_who_ran_for_long_had_a_right_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_CALM_SECONDS", 0.0)
+    stop, pipe = threading.Event(), tmp_path / "pipe"
+    clock = Watching(pipe, lambda lines: stop.set() if len(lines) == 2 else None)
+    assert supervise({"falls": command(_HELLO + "sys.exit(2)", pipe)}, stop, clock) == 0
+    assert len(clock.lines) == 2
 
 
 def test_what_cannot_be_started_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

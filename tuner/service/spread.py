@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +18,7 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from analyzer.protocols import Partition
-from analyzer.settings import HERE
+from analyzer.settings import HERE, PROCESSES, SCHEDULER
 from collector.errors import ConfigurationError, TrimtabError, UnreachableError
 from collector.masking import mask_address
 
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from distributed import Client
 
 T = TypeVar("T")
-_PROCESSES = re.compile(r"processes(?::([1-9]\d{0,3}))?")
-_SCHEDULER = re.compile(r"(?:tcp|tls|ws|wss)://\S+")
 _AHEAD = 2  # nodes on their way for each that measures: the next one is there when it has done
 _SCHEDULER_SECONDS = 30.0  # until a scheduler answers
 _FIRST_WORKER_SECONDS = 300.0  # a cluster that grows on demand starts one first
@@ -60,13 +57,13 @@ def spread(executor: str) -> Iterator[MapNodes]:
         ConfigurationError: it is none of these, Dask is not installed, or the workers have another Trimtab.
         UnreachableError: no scheduler or worker answers, or one was lost on the way.
     """
-    processes = _PROCESSES.fullmatch(executor)
+    processes = PROCESSES.fullmatch(executor)
     if executor == HERE:
         yield map
     elif processes:
         with _processes(int(processes[1] or os.cpu_count() or 1)) as spread_out:
             yield spread_out
-    elif _SCHEDULER.fullmatch(executor):
+    elif SCHEDULER.fullmatch(executor):
         with _dask(executor) as spread_out:
             yield spread_out
     else:
