@@ -19,6 +19,7 @@ from collector.whole import whole, whole_of
 
 _MIB = 2.0**20
 _MOST_CARDS = 1024  # of a node: more is a mistake
+_TOO_MANY = _MOST_CARDS + 1
 _PRODUCT, _MEMORY, _REPLICAS = (
     "label_nvidia_com_gpu_product",
     "label_nvidia_com_gpu_memory",
@@ -69,10 +70,10 @@ def read_kubernetes(objects: Sequence[Any], name: str) -> Snapshot:
 
 def _node(state: KubeState, name: str, pods: Sequence[Pod], devices: int) -> SnapshotNode | str:
     labels, resources = state.node_labels.get(name, {}), state.allocatable[name]
-    profiles = Counter({mig_profile(r): whole_of(n) for r, n in resources.items() if mig_profile(r) and n > 0})
+    profiles = _instances(resources)
     counted = float(devices) if devices else state.cards_of(name)
     count = labels.get("label_nvidia_com_gpu_count", "")
-    cards = whole(count) if count.isdecimal() else whole_of(counted)
+    cards = whole(count, _TOO_MANY) if count.isdecimal() else whole_of(counted)
     if profiles and not cards:
         cards = 1 if sum(profiles.values()) <= 7 else 0
     if cards < 1:
@@ -83,7 +84,7 @@ def _node(state: KubeState, name: str, pods: Sequence[Pod], devices: int) -> Sna
     memory = labels.get(_MEMORY, "")
     held: Counter[str] = Counter()
     for pod in pods:
-        held.update({mig_profile(r): whole_of(n) for r, n in pod.requests.items() if mig_profile(r) and n > 0})
+        held.update(_instances(pod.requests))
     unshared = int(resources.get("nvidia_com_gpu", 0.0) / _replicas(labels)) if profiles else cards
     return SnapshotNode(
         name=name,
@@ -140,6 +141,11 @@ def _pod(item: Json, pod: Pod, state: KubeState, devices: Sequence[str], memory_
         wish = replace(wish, cards=len(cards), share=min(max(shares) or of_memory, 1.0), memory_bytes=max(memory))
         return SnapshotPod(pod.key, wish, pod.node, cards)
     return SnapshotPod(pod.key, wish, pod.node)
+
+
+def _instances(resources: Mapping[str, float]) -> Counter[str]:
+    """Return how many instances of each MIG profile are offered or asked for."""
+    return Counter({mig_profile(r): whole_of(n, _TOO_MANY) for r, n in resources.items() if mig_profile(r) and n > 0})
 
 
 def _replicas(labels: Mapping[str, str]) -> int:
