@@ -341,7 +341,7 @@ class Exchange:
                 if not self.headers:
                     more = self._wire.receive_now(_HEAD_BYTES)
                     self._head += more
-                    if not more or self._begin_body() is None:
+                    if not more or not self._begin_body():
                         break
                 else:
                     count = self._wire.receive_now_into(self.body[self._count :])
@@ -363,17 +363,17 @@ class Exchange:
         """Leave the connection to who waits for answers, with all that was read."""
         self._wire.put_back(self._head + bytes(self.body[: self._count]))
 
-    def _begin_body(self) -> bool | None:
-        """Begin the body where the head is there; None where this is no answer for us."""
+    def _begin_body(self) -> bool:
+        """Begin the body where the head is there; False where this is no answer for us."""
         end = self._head.find(b"\r\n\r\n")
         if end < 0:
-            return False if len(self._head) < _HEAD_BYTES else None
+            return len(self._head) < _HEAD_BYTES
         headers = _usual_headers(self._head[:end])
         if headers is None or not _is_small(headers):
-            return None
+            return False
         rest, length = self._head[end + 4 :], int(headers["content-length"])
         if len(rest) > length:
-            return None
+            return False
         self.body = np.empty(length, dtype=np.uint8).data  # unlike a bytearray not filled with zeros first
         self.body[: len(rest)] = rest
         self.headers, self._head, self._count = headers, self._head[: end + 4], len(rest)
