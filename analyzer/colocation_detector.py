@@ -25,14 +25,13 @@ from analyzer.known import known_mean
 from analyzer.protocols import Conclusion, Context, Needs, Partition, Withheld
 from analyzer.settings import AnalyzeSettings
 from analyzer.shares import Card
-from collector.schema import NOBODY, UNKNOWN
+from collector.schema import ACTIVITY, NOBODY, UNKNOWN
 
 CODE = "TT111"
 _PLACE = ["cluster", "node", "gpu", "slice"]
 _KEY = [*_PLACE, "tenant", "workload"]
 _PROFILE = {SM: "sm_active_ratio", DRAM: "dram_active_ratio", TENSOR: "tensor_active_ratio"}
 _COLUMNS = [*_KEY, "model", "kind", "first", "last", "samples", "coverage", SM, DRAM, TENSOR, MEMORY]
-_ACTIVITY = ("sm_active_ratio", "engine_active_ratio", "busy_ratio")
 _WORKS = 0.05  # activity from which a workload works, and below which a neighbour does not
 _FEWEST = 10  # intervals alone and at work that make a profile
 _SWEEPS = 160
@@ -49,7 +48,7 @@ class ColocationDetector:
     """Says which workloads must not share a card and which may."""
 
     codes = (CODE,)
-    needs: ClassVar[Needs] = {CODE: {"slice": ("|".join(_ACTIVITY),)}}
+    needs: ClassVar[Needs] = {CODE: {"slice": ("|".join(ACTIVITY),)}}
     reads = ("TT101",)
 
     def __init__(self, settings: AnalyzeSettings | None = None) -> None:
@@ -120,7 +119,7 @@ class _Stay:
 
 def _stays(card: Card, expected: float) -> Iterator[dict[str, Any]]:
     """Yield one row a holding: its profile is the mean over the intervals in which it alone was at work."""
-    activity = first_known([card.of_slices(name) for name in _ACTIVITY])
+    activity = first_known([card.of_slices(name) for name in ACTIVITY])
     # A neighbour of unknown activity may be busy: then nobody was alone.
     busy = np.where(card.present, np.nan_to_num(activity, nan=1.0), 0.0)
     alone = (activity >= _WORKS) & (busy.sum(axis=1, keepdims=True) - busy < _WORKS)

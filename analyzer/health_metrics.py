@@ -24,10 +24,9 @@ from analyzer.protocols import Conclusion, Context, Needs, Partition, Withheld
 from analyzer.runs import longest_run
 from analyzer.shares import Card
 from collector.gpu_models import gpu_model
-from collector.schema import NOBODY, UNKNOWN
+from collector.schema import ACTIVITY, NOBODY, UNKNOWN
 from collector.words import plural
 
-_ACTIVITY = ("sm_active_ratio", "engine_active_ratio", "busy_ratio")
 _LOADED = 0.2  # activity of the card from which its values are compared and must move
 _STILL_INTERVALS, _STILL_SECONDS = 10, 120.0
 _MOVING = ("power_watts", "temperature_celsius", "sm_clock_hertz")
@@ -113,11 +112,11 @@ class MetricsDetector:
 
 
 def _measure(card: Card, total: float, rejected: dict[tuple[str, str], int]) -> list[dict[str, Any]]:
-    activity = first_known([card.of_card(name) for name in _ACTIVITY])
+    activity = first_known([card.of_card(name) for name in ACTIVITY])
     there = np.zeros(card.intervals, dtype=bool)
     there[card.newest] = True
     there |= card.observed | card.present.any(axis=1)
-    own = first_known([card.of_slices(name) for name in _ACTIVITY])
+    own = first_known([card.of_slices(name) for name in ACTIVITY])
     told = np.isfinite(activity) | np.isfinite(own).any(axis=1)
     series = {name: card.of_card(name) for name in _MOVING}
     common = {

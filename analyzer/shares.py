@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from analyzer.attribution import attribute, busy_weight, first_known, learn_use
-from collector.schema import GPU, NOBODY
+from collector.schema import ACTIVITY, GPU, NOBODY
 
 Matrix = npt.NDArray[np.float64]  # (T, S)
 Vector = npt.NDArray[np.float64]  # (T,)
@@ -29,7 +29,6 @@ Mask = npt.NDArray[np.bool_]
 
 # A slice's sample that is missing is bridged over at most so many intervals, to divide a card's measured activity.
 _BRIDGE_INTERVALS = 5
-_ACTIVITY = ("sm_active_ratio", "engine_active_ratio", "busy_ratio")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +182,12 @@ class Card:
     @cached_property
     def activity(self) -> Vector:
         """Return the card's own activity, (T,): sm_active, else engine_active, else busy."""
-        return np.asarray(np.clip(first_known([self.of_card(name) for name in _ACTIVITY]), 0.0, 1.0))
+        return np.asarray(np.clip(first_known([self.of_card(name) for name in ACTIVITY]), 0.0, 1.0))
 
     @cached_property
     def sampled(self) -> Mask:
         """Return where a holding has a sample of its own activity, (T, S)."""
-        own = first_known([self.of_slices(name) for name in _ACTIVITY])
+        own = first_known([self.of_slices(name) for name in ACTIVITY])
         whole = np.array([h.kind == "whole" for h in self.holdings], dtype=bool)
         mask: Mask = ~np.isnan(own) | (whole & self.present & ~np.isnan(self.activity)[:, None])
         return mask
@@ -254,9 +253,9 @@ class Card:
         """Return by which field each holding's use is known, (S,); empty: by none."""
         fields = []
         for j, holding in enumerate(self.holdings):
-            own = [name for name in _ACTIVITY if not np.isnan(self.of_slices(name)[:, j]).all()]
+            own = [name for name in ACTIVITY if not np.isnan(self.of_slices(name)[:, j]).all()]
             if not own and holding.kind == "whole":
-                own = [name for name in _ACTIVITY if not np.isnan(self.of_card(name)).all()]
+                own = [name for name in ACTIVITY if not np.isnan(self.of_card(name)).all()]
             fields.append(own[0] if own else "")
         return tuple(fields)
 

@@ -208,6 +208,9 @@ QUEUE = Measurement(
 
 MEASUREMENTS: dict[str, Measurement] = {m.name: m for m in (GPU, SLICE, NODE, QUEUE)}
 
+# What tells how active a card or a slice is, best first.
+ACTIVITY = ("sm_active_ratio", "engine_active_ratio", "busy_ratio")
+
 # Tenant and workload of a slice: nobody holds it / the holder could not be resolved in time.
 NOBODY = "none"
 UNKNOWN = "unknown"

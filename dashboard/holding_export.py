@@ -14,6 +14,7 @@ from analyzer.facts import says_simulated
 from analyzer.holding_spans import SPAN_COLUMNS, SPAN_FACTS, NodeSpans
 from analyzer.protocols import Partition
 from collector.protocols import StoreReader
+from collector.schema import ACTIVITY
 from collector.window import Window
 from dashboard.cli.output import clean
 
@@ -21,8 +22,7 @@ SCHEMA_VERSION = 1
 _CHUNK = timedelta(days=1)
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _TIER_SECONDS = (60.0, 3600.0)
-_CARD_FIELDS = ["sm_active_ratio", "engine_active_ratio", "busy_ratio"]
-_SLICE_FIELDS = [*_CARD_FIELDS, "sm_quota_ratio"]
+_SLICE_FIELDS = [*ACTIVITY, "sm_quota_ratio"]
 _NO_ROWS = pd.DataFrame({"time": pd.Series(dtype="datetime64[ms, UTC]"), "cluster": "", "node": ""})
 
 
@@ -112,7 +112,7 @@ def _rows(
     holder = [*key, "slice", "tenant", "workload"]
     grouped = every is not None
     return (
-        store.read("gpu", chunk, fields=_CARD_FIELDS, where=where, every=every, by=key if grouped else None),
+        store.read("gpu", chunk, fields=ACTIVITY, where=where, every=every, by=key if grouped else None),
         store.read("slice", chunk, fields=_SLICE_FIELDS, where=where, every=every, by=holder if grouped else None),
     )
 

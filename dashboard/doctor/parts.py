@@ -14,13 +14,13 @@ from collector.errors import TrimtabError
 from collector.history import imported_until
 from collector.plugins import load_plugin
 from collector.protocols import StoreReader
-from collector.schema import MEASUREMENTS
+from collector.schema import ACTIVITY, MEASUREMENTS
 from collector.window import Window
 from collector.words import plural
 from dashboard.config import Loaded, Settings
 from dashboard.config_check import check_settings
 from dashboard.doctor.check import Check, note, ok, problem, some, span_text
-from dashboard.doctor.rows import ACTIVITY, LOOK_BACK, Seen, examine_rows
+from dashboard.doctor.rows import LOOK_BACK, Seen, examine_rows
 from dashboard.origin import is_simulated
 from tuner import killswitch
 from tuner.model import Freeze, Mode

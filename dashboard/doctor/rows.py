@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 import pandas as pd
 
 from collector.history import CardKey
-from collector.schema import NOBODY, UNKNOWN
+from collector.schema import ACTIVITY, NOBODY, UNKNOWN
 from collector.words import plural
 from dashboard.doctor.check import (
     DOWN_ADVICE,
@@ -25,7 +25,6 @@ from dashboard.doctor.check import (
     span_text,
 )
 
-ACTIVITY = ("sm_active_ratio", "engine_active_ratio", "busy_ratio")  # best first
 IDLE_BELOW = 0.01
 LATE_INTERVALS = 3
 LOOK_BACK = timedelta(days=1)

@@ -22,7 +22,7 @@ from collector.prometheus import PrometheusSource
 from collector.prometheus_roster import SharedAddress
 from collector.protocols import Source
 from collector.readings import Gathering
-from collector.schema import UNKNOWN
+from collector.schema import ACTIVITY, UNKNOWN
 from collector.settings import SourceSettings
 from collector.support import ways_to
 from collector.words import plural
@@ -45,7 +45,6 @@ from dashboard.doctor.rows import CENSUS_ADVICE
 from dashboard.doctor.support import cards_of, not_there
 
 Labels = Mapping[str, str]
-_ACTIVITY = ("sm_active_ratio", "engine_active_ratio", "busy_ratio")
 _GRANT = "on Kubernetes grant the account what deploy/kubernetes/rbac.yaml lists; on Slurm run the command by hand"
 _LOOKS = 3  # cycles after which doubled cards and those that nobody shows are told
 
@@ -213,8 +212,8 @@ def read_quality(topic: str, batch: Batch) -> Iterator[Check]:
     """Say which parts of a picture are missing in what a source gave."""
     gpu, slices = batch.rows.get("gpu"), batch.rows.get("slice")
     if gpu is not None and gpu.num_rows:
-        blind = gpu.num_rows - int(_any_present(gpu, _ACTIVITY).sum())
-        unprofiled = gpu.num_rows - int(_any_present(gpu, _ACTIVITY[:2]).sum())
+        blind = gpu.num_rows - int(_any_present(gpu, ACTIVITY).sum())
+        unprofiled = gpu.num_rows - int(_any_present(gpu, ACTIVITY[:2]).sum())
         if blind:
             text = f"{blind} of {plural(gpu.num_rows, 'card')} without any activity"
             yield problem(topic, text, "let the exporter collect DCGM_FI_DEV_GPU_UTIL or DCGM_FI_PROF_SM_ACTIVE")

@@ -19,7 +19,7 @@ from analyzer.findings import Finding, Role, Verdict
 from analyzer.ledger import LEVEL_1, LEVEL_2, Ledger
 from collector.history import CardKey
 from collector.protocols import StoreReader
-from collector.schema import NOBODY, UNKNOWN
+from collector.schema import ACTIVITY, NOBODY, UNKNOWN
 from collector.window import Window
 from collector.words import plural
 from dashboard.cli.output import clean as printable
@@ -274,9 +274,8 @@ def heat(store: StoreReader, look: Look) -> Heat:
     """Return the heat map of the range: SM activity, else engine activity, else busy."""
     step = bucket(look.window, look.interval_seconds, 240)
     window = look.window.aligned(step)
-    fields = ["sm_active_ratio", "engine_active_ratio", "busy_ratio"]
-    rows = store.read("gpu", look.window, fields=fields, every=step)
-    value = rows[fields[0]].fillna(rows[fields[1]]).fillna(rows[fields[2]]).to_numpy(np.float64)
+    rows = store.read("gpu", look.window, fields=ACTIVITY, every=step)
+    value = rows[[*ACTIVITY]].bfill(axis=1).iloc[:, 0].to_numpy(np.float64)
     keys = rows[["cluster", "node", "gpu"]].drop_duplicates()
     ordinals = hardware_facts(store.facts(look.window), "gpu", "ordinal")
     keys["index"] = [ordinals.get((*key, ""), "") for key in keys.itertuples(index=False, name=None)]

@@ -16,13 +16,13 @@ from analyzer.attribution import attribute, busy_weight, first_known
 from analyzer.known import known_mean
 from analyzer.runs import run_starts
 from collector.protocols import StoreReader
+from collector.schema import ACTIVITY
 from collector.window import Window
 from tuner.model import Target
 
 Floats = npt.NDArray[np.float64]
-_ACTIVITY = ("sm_active_ratio", "engine_active_ratio", "busy_ratio")
 _FIELDS = (
-    *_ACTIVITY,
+    *ACTIVITY,
     "sm_quota_ratio",
     "requests_per_second",
     "within_objective_per_second",
@@ -66,7 +66,7 @@ class Holding:
 
 def read_live(store: StoreReader, window: Window) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the slice rows and the card rows of a window, as `holdings_of` takes them."""
-    return store.read("slice", window, fields=_FIELDS), store.read("gpu", window, fields=_ACTIVITY)
+    return store.read("slice", window, fields=_FIELDS), store.read("gpu", window, fields=ACTIVITY)
 
 
 def holdings_of(
@@ -97,7 +97,7 @@ def holdings_of(
     side = np.repeat([t in side_by_side for t in targets], sizes)
     busy = rows["busy_ratio"].to_numpy(np.float64)
     moment, activity = _moments(tags[2], times, cards)
-    used = attribute(_known(rows, _ACTIVITY[:2]), busy_weight(busy, quota, side), moment, activity)
+    used = attribute(_known(rows, ACTIVITY[:2]), busy_weight(busy, quota, side), moment, activity)
     requests, within = (rows[f"{name}_per_second"].to_numpy(np.float64) for name in ("requests", "within_objective"))
     memory = rows["memory_used_bytes"].to_numpy(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -147,7 +147,7 @@ def _moments(
 ) -> tuple[npt.NDArray[np.intp], Floats]:
     """Return the index of each row's card and instant, and the card's activity at each (NaN: no row of the card)."""
     card_times = cards["time"].to_numpy("datetime64[ms]").astype(np.int64)
-    activity = _known(cards, _ACTIVITY)
+    activity = _known(cards, ACTIVITY)
     known = dict(zip(zip(cards["gpu"].to_numpy(dtype=object), card_times, strict=True), activity, strict=True))
     places: dict[tuple[object, np.int64], int] = {}
     moment = np.array([places.setdefault(key, len(places)) for key in zip(gpus, times, strict=True)], dtype=np.intp)
